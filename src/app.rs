@@ -68,6 +68,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let corefile_source = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile());
     let corefile = corefile_source.read()?;
     let zones = corefile.zones(&flags.hostname_policy.cluster_domain)?;
+    let flags = flags.with_connection_of(&zones.links);
     flags.check_zones(&zones.links)?;
     let hostname_policy = flags.hostname_policy(&zones);
     let mistyped = mistyped_variables(corefile.variables());
@@ -107,6 +108,8 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let reloader = Reloader::start(corefile_source, corefile, check_zones, zones, context, set_debug)?;
     info!("lb-linker {}: {links}", env!("CARGO_PKG_VERSION"));
     mistyped.iter().for_each(|warning| warn!("{warning}"));
+    let free = note_of_free_zones(&reloader.zones().borrow().links);
+    free.iter().for_each(|note| info!("{note}"));
     let mut background =
         Background { tasks: JoinSet::new(), sync: sync.runtime().clone(), stop: stop.clone(), supervisor };
     background.start_invalidation(Arc::clone(&store), &reloader);
@@ -241,8 +244,8 @@ impl Background {
 fn zone_check(flags: Flags, has_source: bool) -> CheckZones {
     Arc::new(move |zones| {
         if !has_source && !zones.is_empty() {
-            return Err("the Corefile had no lb_linker when lb-linker started, so no load balancers are read: restart \
-                        lb-linker to use lb_linker"
+            return Err("the Corefile had neither lb_linker nor k8s_gateway when lb-linker started, so no load balancers are \
+                        read: restart lb-linker to use them"
                 .to_owned());
         }
         flags.check_zones(zones).map_err(|error| error.to_string())
@@ -252,6 +255,14 @@ fn zone_check(flags: Flags, has_source: bool) -> CheckZones {
 fn names_of(zones: &[LinkZone]) -> String {
     let names: Vec<String> = zones.iter().map(|zone| to_presentation(&zone.origin)).collect();
     if names.is_empty() { "no zone".to_owned() } else { names.join(" ") }
+}
+
+/// Returns a note about the zones of *k8s_gateway*; `None` if there are none.
+fn note_of_free_zones(zones: &[LinkZone]) -> Option<String> {
+    let free: Vec<LinkZone> = zones.iter().filter(|zone| zone.k8s_gateway.is_some()).cloned().collect();
+    let note =
+        format!("every namespace may have any name in {}, by the rules of k8s_gateway", names_of(&free));
+    (!free.is_empty()).then_some(note)
 }
 
 /// Raises the limit of open files to the hard limit, as Go programs do: each TCP client and each query to an upstream

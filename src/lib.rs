@@ -15,6 +15,7 @@ pub mod commands;
 pub mod compare;
 pub mod dns;
 pub mod file_watcher;
+pub(crate) mod label_selector;
 pub mod links;
 pub mod metrics;
 pub mod model;

@@ -325,7 +325,7 @@ impl Store {
         let zone = Zone::closest(&zones, &wire);
         match zone.and_then(|zone| Some((zone.below(&wire)?, zone))) {
             Some((below, zone)) if !zone.reserves(below) => {
-                self.find(below, &zone.origin, zone.has(&Source::SERVICES))
+                self.find(below, &zone.origin, zone.has_default_names())
             }
             _ => Lookup::Nothing,
         }

@@ -80,7 +80,7 @@ fn read_zones(flags: &Flags) -> Result<CorefileZones, RunError> {
     flags.validate()?;
     let corefile = CorefileSource::new(flags.corefile.clone(), || flags.built_in_corefile()).read()?;
     let zones = corefile.zones(&flags.hostname_policy.cluster_domain)?;
-    flags.check_zones(&zones.links)?;
+    flags.clone().with_connection_of(&zones.links).check_zones(&zones.links)?;
     Ok(zones)
 }
 
@@ -217,6 +217,7 @@ impl LinkReader {
         let needs_external_targets = flags.sync_mode() != SyncMode::Off;
         let flags = flags.read_only();
         let mut zones = read_zones(&flags)?;
+        let flags = flags.with_connection_of(&zones.links);
         if reads != Reads::Names {
             zones.links.iter_mut().for_each(|zone| zone.sources.retain(|source| *source == Source::SERVICES));
         }

@@ -102,7 +102,7 @@ async fn find_home(home: Client, remote: NameWatcher) -> Arc<str> {
 
 /// Returns the sources to be read. The load balancers of remote clusters always are: StableNames may lead to them.
 fn wanted(zones: &[Zone], remotes: &[NameWatcher]) -> Vec<Source> {
-    let mut wanted: Vec<Source> = zones.iter().flat_map(|zone| zone.sources.iter().cloned()).collect();
+    let mut wanted: Vec<Source> = zones.iter().flat_map(Zone::read_sources).collect();
     wanted
         .extend(remotes.iter().map(|remote| Source { cluster: remote.cluster.clone(), ..Source::SERVICES }));
     wanted.retain(|source| *source != Source::SERVICES);

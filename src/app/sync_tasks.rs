@@ -336,7 +336,7 @@ impl SyncSource {
                 }
                 parts.start_name_sources(&client, &availability, &remotes);
                 parts.warn_of_missing_namespaces(client.clone());
-                parts.start_controllers(&client, &availability, list_hints, check_dns);
+                parts.start_controllers(&client, &availability, remotes, list_hints, check_dns);
                 let source = parts.service_watcher(client, availability, list_hints, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
@@ -459,6 +459,7 @@ impl Parts {
         &mut self,
         client: &Client,
         availability: &ApiAvailability,
+        remotes: Remotes,
         hints: ListHints,
         check_dns: CheckDns,
     ) {
@@ -483,7 +484,8 @@ impl Parts {
             self.tasks.spawn(search);
             self.spawn_writer("the PrometheusRules", context, alerts::run);
         }
-        let context = self.stable_names(client.clone(), availability.clone(), hints, rules, check_dns);
+        let context =
+            self.stable_names(client.clone(), availability.clone(), remotes, hints, rules, check_dns);
         self.spawn_writer("the StableNames", context, stable_name::controller::run);
     }
 
@@ -574,6 +576,7 @@ impl Parts {
         &self,
         client: Client,
         availability: ApiAvailability,
+        remotes: Remotes,
         hints: ListHints,
         rules: Arc<RuleRequests>,
         check_dns: CheckDns,
@@ -581,6 +584,7 @@ impl Parts {
         FailoverContext {
             client,
             availability,
+            remotes,
             list_hint: hints.stable_names,
             store: Arc::clone(&self.facts.store),
             selection: Arc::clone(&self.selection),

@@ -6,8 +6,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::names_of;
 use super::sync_tasks::zones_with_remotes;
+use super::{names_of, note_of_free_zones};
 use crate::cli::flags::Flags;
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -24,9 +24,15 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) {
     let remotes = flags.remote.names();
+    let mut free = note_of_free_zones(&zones.borrow().links);
     while let Some(Ok(())) = stop.run_until_cancelled(zones.changed()).await {
         let zones = zones.borrow_and_update().clone();
         let of_links = zones_with_remotes(&zones.links, &remotes);
+        let note = note_of_free_zones(&zones.links);
+        if note != free {
+            note.iter().for_each(|note| info!("{note}"));
+            free = note;
+        }
         let before = store.zones();
         let origins = |zones: &[Zone]| zones.iter().map(|zone| zone.origin.clone()).collect::<Vec<_>>();
         let have_moved = origins(&before) != origins(&of_links);
@@ -43,7 +49,7 @@ pub(super) async fn run(
             info!("links are in {} now; Services are listed again", names_of(&zones.links));
         } else {
             info!(
-                "other names are reserved in the zones of links, or for the cluster; Services are listed again"
+                "the zones of links have other rules, or other names are reserved; Services are listed again"
             );
         }
     }
@@ -51,8 +57,9 @@ pub(super) async fn run(
 
 fn has_same_zones(one: &HostnamePolicy, other: &HostnamePolicy) -> bool {
     let zones = |policy: &HostnamePolicy| {
-        let HostnamePolicy { targets, reserved_labels, closed_zones, .. } = policy.clone();
-        (targets.zones, targets.cluster_zones, reserved_labels, closed_zones)
+        let HostnamePolicy { targets, zones: mut own, reserved_labels, closed_zones, .. } = policy.clone();
+        own.retain(|zone| zone.k8s_gateway.is_some());
+        (targets.zones, targets.cluster_zones, own, reserved_labels, closed_zones)
     };
     zones(one) == zones(other)
 }

@@ -50,6 +50,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
             return Ok(check_report);
         }
     };
+    let flags = &flags.clone().with_connection_of(&zones.links);
     check_report.input_errors.extend(mistyped_variables(corefile.variables()));
     check_report.input_errors.extend(port_conflict.iter().map(ToString::to_string));
     let effective = flags.effective();
@@ -224,7 +225,7 @@ fn check_corefile(
     context.has_own_cluster = flags.manifests.is_none();
     let mut errors = match (zones, corefile.check(&context)) {
         (Ok(zones), Ok(configuration)) => {
-            flags.check_zones(&zones.links)?;
+            flags.clone().with_connection_of(&zones.links).check_zones(&zones.links)?;
             let clusters = context.clusters.known().iter().map(|cluster| cluster.spec().clone()).collect();
             let port_conflict = http_conflict(&configuration);
             let blocks = configuration.blocks.into_iter();

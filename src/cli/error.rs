@@ -38,6 +38,12 @@ pub enum ConfigError {
          hyphens only; give another zone first"
     )]
     Tombstone(String),
+    /// A block of *k8s_gateway* names another connection than the flags, or than at the start.
+    #[error(
+        "k8s_gateway names the kubeconfig {0}, and lb-linker has one connection to read names by, {1}: make them equal, or leave \
+         one out; a change needs a restart"
+    )]
+    OtherConnection(String, String),
     /// A zone has names of the cluster's own domain.
     #[error("--zone {0}")]
     ClusterDomain(String),

@@ -18,10 +18,10 @@ use crate::cli::parsers::{delay, dns_label, instance, listen, load_balancer_clas
 use crate::cli::policy_flags::HostnamePolicyFlags;
 use crate::cli::remote_flags::RemoteFlags;
 use crate::cli::upstream_flag::UpstreamSpec;
-use crate::dns::corefile::selector::selector;
-use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::plugins::lb_linker::{LinkZone, OwnKubeconfig};
 use crate::dns::query_log::LineFormat;
 use crate::dns::server::corefile_source::CorefileZones;
+use crate::label_selector::selector;
 use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
@@ -37,9 +37,10 @@ const ADMIN_LISTEN: &str = "127.0.0.1:8053";
 /// Returns the notice that no load balancers are read, see [`Flags::reads_links`].
 pub(crate) fn without_links(has_cluster_dns: bool) -> &'static str {
     if has_cluster_dns {
-        "DNS only, with the API server for kubernetes: no load balancers are read, because the Corefile has no lb_linker"
+        "DNS only, with the API server for kubernetes: no load balancers are read, because the Corefile has neither lb_linker nor \
+         k8s_gateway"
     } else {
-        "DNS only, without a cluster: the Corefile has no lb_linker"
+        "DNS only, without a cluster: the Corefile has neither lb_linker nor k8s_gateway"
     }
 }
 
@@ -471,7 +472,33 @@ impl Flags {
     /// If the zones conflict with the flags.
     pub fn check_zones(&self, zones: &[LinkZone]) -> Result<(), ConfigError> {
         self.remote.check_zones(zones)?;
-        self.check_tombstone(zones.first().map(|zone| &zone.origin))
+        self.check_tombstone(zones.first().map(|zone| &zone.origin))?;
+        match zones.iter().find_map(|zone| zone.kubeconfig.as_ref()) {
+            Some(named) if self.manifests.is_none() && !self.is_connection(named) => {
+                let own =
+                    self.kubeconfig.as_ref().map(|path| shown_connection(path, self.context.as_deref()));
+                let own = own.unwrap_or_else(|| "that of the Pod or of the environment".to_owned());
+                Err(ConfigError::OtherConnection(
+                    shown_connection(&named.path, named.context.as_deref()),
+                    own,
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_connection(&self, named: &OwnKubeconfig) -> bool {
+        self.kubeconfig.as_ref() == Some(&named.path) && self.context == named.context
+    }
+
+    /// Returns these flags with the connection that a zone of *k8s_gateway* names, unless a flag names one.
+    #[must_use]
+    pub fn with_connection_of(self, zones: &[LinkZone]) -> Self {
+        let is_free = self.kubeconfig.is_none() && self.context.is_none() && self.manifests.is_none();
+        match zones.iter().find_map(|zone| zone.kubeconfig.clone()).filter(|_| is_free) {
+            Some(OwnKubeconfig { path, context }) => Self { kubeconfig: Some(path), context, ..self },
+            None => self,
+        }
     }
 
     fn check_tombstone(&self, zone: Option<&Name>) -> Result<(), ConfigError> {
@@ -541,6 +568,11 @@ impl Flags {
         let home = self.remote.cluster_name.as_str().into();
         HostnamePolicy { home, remotes: self.remote.names(), ..self.hostname_policy.hostname_policy(zones) }
     }
+}
+
+fn shown_connection(path: &Path, context: Option<&str>) -> String {
+    let context = context.map(|context| format!(", context {context}")).unwrap_or_default();
+    format!("{}{context}", path.display())
 }
 
 /// Returns whether two paths are the same file, which may not exist yet.

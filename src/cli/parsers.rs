@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use jiff::SignedDuration;
 use jiff::fmt::friendly::{Spacing, SpanPrinter};
 
-use crate::dns::corefile::selector::is_label_key;
 use crate::dns::message::arpa::is_reverse;
 use crate::dns::plugins::nets::unmapped;
+use crate::label_selector::is_label_key;
 use crate::model::clusters;
 use crate::model::hostname_policy::PREFIX;
 use crate::model::names;

@@ -7,10 +7,11 @@ use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
 use super::parsers::{annotation, annotation_prefix, domain, namespace_or_all, namespaces_of_clusters, net};
+use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname::to_presentation;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::owner::Source;
+use crate::model::owner::{Source, Zone};
 use crate::model::target_policy::TargetPolicy;
 
 /// Policies for names and targets.
@@ -131,6 +132,7 @@ impl HostnamePolicyFlags {
     /// Returns the policy for names and targets in these zones, with the reserved label of each zone.
     pub(crate) fn hostname_policy(&self, zones: &CorefileZones) -> HostnamePolicy {
         let closed = zones.links.iter().filter(|zone| !zone.sources.contains(&Source::SERVICES));
+        let of_lb_linker = zones.links.iter().filter(|zone| zone.k8s_gateway.is_none());
         HostnamePolicy {
             targets: TargetPolicy {
                 zones: zones.links.iter().map(|zone| zone.origin.clone()).collect(),
@@ -142,7 +144,8 @@ impl HostnamePolicyFlags {
                 allowed_nets: self.allowed_nets.clone(),
             },
             closed_zones: closed.map(|zone| zone.origin.clone()).collect(),
-            reserved_labels: zones.links.iter().map(|zone| zone.apex.clone()).collect(),
+            zones: zones_with_rules(&zones.links),
+            reserved_labels: of_lb_linker.map(|zone| zone.apex.clone()).collect(),
             hostname_annotations: self.hostname_annotations.clone(),
             annotation_prefixes: self.annotation_prefixes.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
@@ -168,5 +171,13 @@ impl HostnamePolicyFlags {
         ];
         flags.retain(|(_, value)| !value.is_empty());
         flags
+    }
+}
+
+/// Returns the zones with their rules, if there are zones of *k8s_gateway*.
+fn zones_with_rules(zones: &[LinkZone]) -> Vec<Zone> {
+    match zones.iter().any(|zone| zone.k8s_gateway.is_some()) {
+        true => zones.iter().map(Zone::from).collect(),
+        false => Vec::new(),
     }
 }

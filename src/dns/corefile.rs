@@ -10,7 +10,6 @@ mod env;
 mod os_sources;
 mod parser;
 pub mod resolv_conf;
-pub(crate) mod selector;
 mod tokens;
 
 use std::fmt;

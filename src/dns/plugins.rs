@@ -23,8 +23,8 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
 //! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, k8s_external, kubernetes, file,
-//! auto, loop, forward, erratic, whoami.
+//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, k8s_gateway, k8s_external,
+//! kubernetes, file, auto, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -53,7 +53,9 @@ mod health;
 mod hosts;
 mod import;
 mod k8s_external;
+mod k8s_gateway;
 mod kubernetes;
+pub mod link_zones;
 mod loadbalance;
 mod local;
 mod log;
@@ -85,11 +87,11 @@ use setup::{BlockBuilder, ServerContext, Setup};
 /// Parses the lines of a plugin and adds the result to the block.
 type SetUp = fn(&mut Setup<'_>) -> Result<(), CorefileError>;
 
-/// The plugins that CoreDNS doesn't have.
-const OWN: [&str; 2] = ["lb_linker", "clients"];
+/// The plugins that CoreDNS's own image doesn't have.
+const OWN: [&str; 3] = ["lb_linker", "k8s_gateway", "clients"];
 
 /// All plugins of CoreDNS in the order in which they run; the order in the Corefile doesn't count. lb-linker's own
-/// `lb_linker` stands before `k8s_external`, and `clients` after `acl`. An entry without a function isn't supported.
+/// `lb_linker` and the external plugin `k8s_gateway` stand before `k8s_external`, and `clients` after `acl`. An entry without a function isn't supported.
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
     ("metadata", Some(metadata::set_up)),
@@ -138,6 +140,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("azure", None),
     ("clouddns", None),
     ("lb_linker", Some(lb_linker::set_up)),
+    ("k8s_gateway", Some(k8s_gateway::set_up)),
     ("k8s_external", Some(k8s_external::set_up)),
     ("kubernetes", Some(kubernetes::set_up)),
     ("file", Some(file::set_up)),

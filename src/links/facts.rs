@@ -95,7 +95,7 @@ impl LinkFacts {
     /// Returns the uids of the Services that can't be read any more, and why.
     fn unread_services(&self) -> HashMap<Uid, Arc<str>> {
         let Some(lists) = self.findings.readiness.load_balancers.load_full() else { return HashMap::new() };
-        let note = |key: &ServiceKey| lists.note_for(key).cloned();
+        let note = |key: &ServiceKey| lists.note_for(key).filter(|_| key.cluster().is_none()).cloned();
         let links = self.store.links();
         let services = links.iter().filter_map(Link::service_link);
         let notes = services.filter_map(|service| Some((service.uid.clone(), note(&service.key)?)));

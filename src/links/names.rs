@@ -230,11 +230,8 @@ impl NameFilter {
 fn all_names(store: &Store) -> Vec<Arc<str>> {
     let mut all = store.asked_names();
     let zones = store.zones();
-    let zones: Vec<String> = zones
-        .iter()
-        .filter(|zone| zone.has(&Source::SERVICES))
-        .map(|zone| names::text(&zone.origin))
-        .collect();
+    let zones: Vec<String> =
+        zones.iter().filter(|zone| zone.has_default_names()).map(|zone| names::text(&zone.origin)).collect();
     for link in store.links() {
         let (namespace, service) = link.key.parts();
         for zone in &zones {
@@ -291,7 +288,7 @@ mod tests {
         let store = Arc::new(Store::new(OnGone::Dropped).with_zones([zone]));
         store.set_known(Input::Services);
         let web = Owner::from(&ServiceKey::new("shop", "web"));
-        let custom = Claims { created: 1, names: ["own.lb.internal".into()].into() };
+        let custom = Claims { created: 1, names: ["own.lb.internal".into()].into(), ..Default::default() };
         store.observe(&web, &custom, &link("shop/web", "192.0.2.1"), None);
         for (namespace, name, created, target) in [
             ("a", "x.lb.internal", 1, link("a/x.ingress", "192.0.2.2")),
@@ -300,7 +297,12 @@ mod tests {
             ("a", "*.w.lb.internal", 1, Arc::new(Link::new(ServiceKey::new("a", "w.ingress"), "u"))),
         ] {
             let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new(namespace, name) };
-            store.observe(&owner, &Claims { created, names: [name.into()].into() }, &target, None);
+            store.observe(
+                &owner,
+                &Claims { created, names: [name.into()].into(), ..Default::default() },
+                &target,
+                None,
+            );
         }
         let facts = LinkFacts { needs_external_targets: false, ..LinkFacts::of(store) };
         facts.findings.asking.set(Source::INGRESSES, |name| {
@@ -347,7 +349,7 @@ mod tests {
         let records = Some(Arc::new(records));
         let facts = facts();
         let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("a", "mail.lb.internal") };
-        let claims = Claims { created: 1, names: ["mail.lb.internal".into()].into() };
+        let claims = Claims { created: 1, names: ["mail.lb.internal".into()].into(), ..Default::default() };
         let link = Link { records, ..Link::new(ServiceKey::new("a", "mail.ingress"), "u") };
         facts.store.observe(&owner, &claims, &Arc::new(link), None);
         let filter = NameFilter { name: Some("mail.lb.internal".to_owned()), ..NameFilter::default() };
@@ -372,7 +374,7 @@ mod tests {
             let key = ServiceKey::new("int", service);
             let annotations = Annotations { internal: Some(internal.into()), ..Annotations::default() };
             let behind = Arc::new(Link { annotations, ..Link::new(key.clone(), "u") });
-            let claims = Claims { created, names: Arc::default() };
+            let claims = Claims { created, names: Arc::default(), ..Default::default() };
             facts.store.observe(&Owner::from(&key), &claims, &behind, None);
         }
         let filter = |name: &str| NameFilter { name: Some(name.to_owned()), ..NameFilter::default() };
@@ -421,7 +423,7 @@ mod tests {
         let names: Vec<String> = (0..2500).map(|number| format!("n{number:04}.lb.internal")).collect();
         for name in &names {
             let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("a", name) };
-            let claims = Claims { created: 1, names: [(**name).into()].into() };
+            let claims = Claims { created: 1, names: [(**name).into()].into(), ..Default::default() };
             facts.store.observe(&owner, &claims, &link("a/many.ingress", "192.0.2.9"), None);
         }
         let mut filter = NameFilter { search: Some("n".to_owned()), ..NameFilter::default() };

@@ -13,7 +13,6 @@ use super::LinkFilter;
 use crate::model::excerpt::{examples, sentence};
 use crate::model::link::{Link, LinkState};
 use crate::model::names;
-use crate::model::owner::Source;
 use crate::store::Store;
 use crate::sync::source::service_links::dns_names;
 
@@ -198,7 +197,7 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
     let (namespace, service) = link.key.parts();
     let label = names::dashed_label(namespace, service);
     let zones = store.zones();
-    let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+    let zones = zones.iter().filter(|zone| zone.has_default_names());
     let short: Vec<String> = zones.map(|zone| format!("{label}.{}", names::text(&zone.origin))).collect();
     let free_short: Vec<&String> = short.iter().filter(|name| owner_of(store, name).is_none()).collect();
     let custom = link.annotations.hostnames.iter().filter(|name| !link.hostnames.contains(name));

@@ -8,6 +8,8 @@ use hickory_proto::rr::Name;
 
 use super::rejection::{ListEntries, MAX_ENTRIES, MAX_ENTRY_BYTES, RejectedField, Rejection};
 use crate::model::hostname::to_presentation;
+pub use crate::model::names::in_stored_form;
+use crate::model::owner::Zone;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::model::{clusters, names};
@@ -17,13 +19,18 @@ pub const PREFIX: &str = "linker.hsj.com/";
 /// The annotation with further DNS names of a load balancer. On an external target, it records the custom hostnames of
 /// the link.
 pub const HOSTNAME: &str = "linker.hsj.com/hostname";
+/// The annotations with the DNS names of a load balancer in zones of *k8s_gateway*: the first that is there counts.
+const OF_K8S_GATEWAY: [&str; 2] = ["coredns.io/hostname", "external-dns.alpha.kubernetes.io/hostname"];
 /// The annotation with the DNS names of a load balancer that lead to its cluster IPs.
 pub const INTERNAL_HOSTNAME: &str = "linker.hsj.com/internal-hostname";
 
 #[derive(Clone, Debug, Default)]
 pub struct HostnamePolicy {
     pub targets: TargetPolicy,
-    /// The labels below the zones that are reserved for the zones' own records; empty means [`names::RESERVED_LABEL`].
+    /// The zones with their rules, if there are zones of *k8s_gateway*.
+    pub zones: Vec<Zone>,
+    /// The labels below the other zones that are reserved for the zones' own records; empty means
+    /// [`names::RESERVED_LABEL`].
     pub reserved_labels: Vec<String>,
     /// The zones in which load balancers have no names.
     pub closed_zones: Vec<Name>,
@@ -79,6 +86,43 @@ impl HostnamePolicy {
         let requested = self.annotated_names(annotation);
         let check = |name: &str| self.check_granted_to_service(key.namespace(), name);
         self.granted("a Service", requested, check, |name| self.is_default_name(key, name))
+    }
+
+    /// Returns the DNS names that a load balancer has in zones of *k8s_gateway*, unless other objects have them, as
+    /// [`Self::hostnames`] does. `selects` tells whether it has names in a zone.
+    #[must_use]
+    pub fn k8s_gateway_names<'a>(
+        &self,
+        key: &ServiceKey,
+        annotation: impl Fn(&str) -> Option<&'a str>,
+        selects: impl Fn(&Zone) -> bool,
+    ) -> (Vec<Arc<str>>, Vec<Rejection>) {
+        let has_names = |name: &str| self.k8s_gateway_zone(name).is_none_or(&selects);
+        if !self.zones.iter().any(|zone| zone.k8s_gateway.is_some() && selects(zone)) {
+            return Default::default();
+        }
+        let own = format!("{}.{}", key.name(), key.namespace());
+        let annotated =
+            OF_K8S_GATEWAY.iter().find_map(|name| Some(RequestedNames::of(name, annotation(name)?)));
+        let is_annotated = annotated.is_some();
+        let RequestedNames { field, names, ignored } = annotated.unwrap_or_else(|| RequestedNames {
+            field: "the DNS name".to_owned(),
+            names: vec![&own],
+            ignored: 0,
+        });
+        let names: Vec<String> =
+            names.iter().flat_map(|name| Zone::k8s_gateway_names(&self.zones, name)).collect();
+        let names = names.iter().map(String::as_str).filter(|name| has_names(name)).collect();
+        let check = |name: &str| self.check_granted(key.namespace(), name);
+        // The name servers have the names of their Services.
+        let passed_over = |name: &str| !is_annotated && check(name).is_err();
+        self.granted("a Service", [RequestedNames { field, names, ignored }], check, passed_over)
+    }
+
+    /// Returns the zone of *k8s_gateway* that contains a name, given in lower case.
+    fn k8s_gateway_zone(&self, name: &str) -> Option<&Zone> {
+        let wire = if self.zones.is_empty() { None } else { names::wire_of(name) }?;
+        Zone::closest(&self.zones, &wire).filter(|zone| zone.k8s_gateway.is_some())
     }
 
     /// Returns the internal DNS names that a Service requests and may have, as [`Self::hostnames`] does. `hostnames` are
@@ -200,6 +244,9 @@ impl HostnamePolicy {
 
     /// Returns whether a name is a default name of the Service, even if another Service holds it.
     fn is_default_name(&self, key: &ServiceKey, name: &str) -> bool {
+        if self.k8s_gateway_zone(name).is_some() {
+            return false;
+        }
         let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
         let (namespace, service) = key.parts();
         let dashed = key.cluster().is_none().then(|| names::dashed_label(namespace, service));
@@ -267,6 +314,13 @@ impl HostnamePolicy {
             let zones: Vec<String> = self.targets.zones.iter().map(to_presentation).collect();
             return Err(format!("it lies in none of lb-linker's zones ({})", zones.join(", ")));
         };
+        if let Some(of_k8s_gateway) = self.k8s_gateway_zone(name) {
+            let is_reserved = names::wire_of(below).is_none_or(|below| of_k8s_gateway.reserves(&below));
+            return match is_reserved {
+                true => Err(format!("{name} is reserved for {zone} itself")),
+                false => Ok(below),
+            };
+        }
         let labels: Vec<&str> = below.split('.').collect();
         if let Some(top) = labels.last().filter(|top| self.is_reserved(top)) {
             return Err(format!("{top}.{zone}, with all names below it, is reserved"));
@@ -298,12 +352,6 @@ pub fn recorded_hostnames(annotation: Option<&str>) -> Vec<Arc<str>> {
     let mut names: Vec<Arc<str>> = names.map(Into::into).collect();
     names.sort_unstable();
     names
-}
-
-/// Returns a requested name as links have it: in lower case and without a dot at its end.
-#[must_use]
-pub fn in_stored_form(name: &str) -> String {
-    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
 /// Returns whether a text is a hostname, and not an address that is written wrong: RFC 1123, section 2.1.

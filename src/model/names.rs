@@ -105,6 +105,12 @@ pub fn wire<'a>(labels: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(name)
 }
 
+/// Returns a requested name as links have it: in lower case and without a dot at its end.
+#[must_use]
+pub fn in_stored_form(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
 /// Returns a name without the trailing dot in the form of [`wire`], or `None` if a label is empty or exceeds 63 octets.
 #[must_use]
 pub fn wire_of(name: &str) -> Option<Vec<u8>> {
@@ -119,6 +125,18 @@ pub fn labels(name: &[u8]) -> impl Iterator<Item = &[u8]> {
         rest = parent;
         Some(label)
     })
+}
+
+/// Returns the part of a name in the form of [`wire`] below a domain; `None` if the name isn't there.
+#[must_use]
+pub fn below<'a>(name: &'a [u8], domain: &[u8]) -> Option<&'a [u8]> {
+    let below = name.strip_suffix(domain)?;
+    let mut rest = below;
+    // A domain must begin at a label boundary: the part of the name below it consists of whole labels.
+    while let Some((length, labels)) = rest.split_first() {
+        rest = labels.get(usize::from(*length)..)?;
+    }
+    Some(below)
 }
 
 /// Splits a name in the form of [`wire`] into its first label and its parent; `None` for the root.

@@ -30,6 +30,11 @@ impl Source {
     /// The internal hostnames of load balancers of the own cluster. Zones don't list it: its names belong to the source
     /// of load balancers.
     pub const INTERNAL: Self = Self { cluster: None, kind: Cow::Borrowed("Internal") };
+    /// The routes at Gateways of one kind, which zones of *k8s_gateway* may list instead of [`Self::GATEWAYS`]. Their names are
+    /// those of owners of that source.
+    pub const HTTP_ROUTES: Self = Self { cluster: None, kind: Cow::Borrowed("HTTPRoute") };
+    pub const GRPC_ROUTES: Self = Self { cluster: None, kind: Cow::Borrowed("GRPCRoute") };
+    pub const TLS_ROUTES: Self = Self { cluster: None, kind: Cow::Borrowed("TLSRoute") };
     /// The sources that a zone may have, in the order of the documentation.
     pub const ALL: [Self; 4] = [Self::SERVICES, Self::INGRESSES, Self::GATEWAYS, Self::DNS_ENDPOINTS];
 
@@ -57,6 +62,21 @@ impl Source {
         self.cluster.as_ref().map(|cluster| format!(" of cluster {cluster}")).unwrap_or_default()
     }
 
+    /// Returns the source that reads the objects of this one.
+    #[must_use]
+    pub fn general(&self) -> Self {
+        let of_one_kind = [Self::HTTP_ROUTES, Self::GRPC_ROUTES, Self::TLS_ROUTES];
+        match of_one_kind.iter().any(|routes| routes.kind == self.kind) {
+            true => Self { cluster: self.cluster.clone(), ..Self::GATEWAYS },
+            false => self.clone(),
+        }
+    }
+
+    /// Returns whether this source, which a zone lists, has names of another source.
+    fn has_names_of(&self, other: &Self) -> bool {
+        self == other || self.general() == *other || *self == other.general()
+    }
+
     /// Returns the source's name in a Corefile, in flags and in metrics.
     #[must_use]
     pub fn word(&self) -> String {
@@ -79,7 +99,7 @@ impl Source {
         let word = key.name().rsplit_once('.').map(|(_, word)| word);
         match word.filter(|word| !Self::INTERNAL.kind.eq_ignore_ascii_case(word)) {
             None => self.is_like(&Self::SERVICES),
-            Some(word) => !self.is_like(&Self::SERVICES) && self.kind.eq_ignore_ascii_case(word),
+            Some(word) => !self.is_like(&Self::SERVICES) && self.general().kind.eq_ignore_ascii_case(word),
         }
     }
 }
@@ -170,6 +190,8 @@ pub struct Claims {
     pub created: i64,
     /// Absolute names in lower case, without the trailing dot; the first label may be `*`.
     pub names: Arc<[Arc<str>]>,
+    /// The source that the zone of these names lists for them, if it lists a part of the owner's source.
+    pub listed: Option<Box<Source>>,
 }
 
 /// A zone, and the sources of its names.
@@ -177,7 +199,8 @@ pub struct Claims {
 pub struct Zone {
     /// The origin, in the form of [`crate::model::names::wire`].
     pub origin: Box<[u8]>,
-    /// The label below the origin that is reserved for the zone itself; empty if it isn't known.
+    /// The label below the origin that is reserved for the zone itself, with all names below it; empty if it isn't known.
+    /// In a zone of *k8s_gateway* a name of one label or more: that of the primary name server.
     pub apex: Box<str>,
     /// The remote cluster whose domain this is, below a zone; `None` for the zone itself.
     pub cluster: Option<Arc<str>>,
@@ -187,6 +210,17 @@ pub struct Zone {
     pub ingress_classes: Vec<Box<str>>,
     /// The classes of the Gateways whose routes have names in the zone; empty for all.
     pub gateway_classes: Vec<Box<str>>,
+    /// What a zone of the plugin *k8s_gateway* has besides; `None` for other zones.
+    pub k8s_gateway: Option<K8sGateway>,
+}
+
+/// What a zone of the plugin *k8s_gateway* has besides. Every namespace may have any name there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct K8sGateway {
+    /// The name below the origin of the second name server, which is reserved as the apex is.
+    pub secondary: Option<Box<str>>,
+    /// Label selectors: the load balancers that one of them selects have names in the zone; empty for all.
+    pub service_selectors: Vec<Box<str>>,
 }
 
 impl From<&Name> for Zone {
@@ -201,15 +235,20 @@ impl From<&Name> for Zone {
             sources: vec![Source::SERVICES],
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
+            k8s_gateway: None,
         }
     }
 }
 
 impl Zone {
     /// Returns the zone with the names that objects of remote clusters may have outside of their clusters' domains, and the
-    /// domain `<name>.<zone>` of each cluster, which has the same sources. A name that doesn't fit below the zone is left out.
+    /// domain `<name>.<zone>` of each cluster, which has the same sources. A zone of *k8s_gateway* has names of the home
+    /// cluster alone.
     #[must_use]
     pub fn with_remotes(mut self, remotes: &[Arc<str>]) -> Vec<Self> {
+        if self.k8s_gateway.is_some() {
+            return vec![self];
+        }
         let own = self.sources.clone();
         let mut domains = Vec::new();
         for cluster in remotes {
@@ -239,7 +278,7 @@ impl Zone {
         let place = match Self::closest(zones, name) {
             Some(zone) => {
                 let source = source.clone().listed();
-                zone.sources.iter().position(|listed| *listed == source)?
+                zone.sources.iter().position(|listed| listed.has_names_of(&source))?
             }
             None if *source == Source::SERVICES => 0,
             None => return None,
@@ -250,7 +289,41 @@ impl Zone {
     /// Returns whether a source has names in the zone.
     #[must_use]
     pub fn has(&self, source: &Source) -> bool {
-        self.sources.contains(source)
+        self.sources.iter().any(|listed| listed.has_names_of(source))
+    }
+
+    /// Returns the routes of single kinds that have names in the zone, in their order.
+    pub fn kinds_of_routes(&self) -> impl Iterator<Item = &Source> {
+        self.sources.iter().filter(|listed| listed.general() != **listed)
+    }
+
+    /// Returns the sources that read the objects with names in the zone.
+    pub fn read_sources(&self) -> impl Iterator<Item = Source> {
+        self.sources.iter().map(Source::general)
+    }
+
+    /// Returns whether load balancers have their default names in the zone.
+    #[must_use]
+    pub fn has_default_names(&self) -> bool {
+        self.has(&Source::SERVICES) && self.k8s_gateway.is_none()
+    }
+
+    /// Returns the names in zones of *k8s_gateway* that a hostname asks for: the hostname itself or, if it lies in none of
+    /// these zones, the name that it is below each zone of *k8s_gateway*.
+    #[must_use]
+    pub fn k8s_gateway_names(zones: &[Self], hostname: &str) -> Vec<String> {
+        let mut own = zones.iter().filter(|zone| zone.k8s_gateway.is_some()).peekable();
+        if own.peek().is_none() {
+            return Vec::new();
+        }
+        let name = names::in_stored_form(hostname);
+        match names::wire_of(&name).map(|wire| Self::closest(zones, &wire)) {
+            // It isn't a name: so are those below the zones, which tells that.
+            None if name.is_empty() => Vec::new(),
+            None | Some(None) => own.map(|zone| format!("{name}.{}", names::text(&zone.origin))).collect(),
+            Some(Some(zone)) if zone.k8s_gateway.is_some() => vec![name],
+            Some(Some(_)) => Vec::new(),
+        }
     }
 
     /// Returns the classes of the objects of a source with names in the zone; empty for all.
@@ -269,7 +342,7 @@ impl Zone {
     #[must_use]
     pub fn is_before_target(&self, source: &Source, target: &ServiceKey) -> bool {
         let of_target = self.sources.iter().position(|listed| listed.has_target(target));
-        self.sources.iter().position(|listed| listed == source) < of_target
+        self.sources.iter().position(|listed| listed.has_names_of(source)) < of_target
     }
 
     /// Returns whether no object of the zone's cluster has a name here; `below` is the part of the name below the origin.
@@ -278,22 +351,20 @@ impl Zone {
         if self.cluster.is_some() {
             return below.is_empty();
         }
-        names::labels(below).last().is_none_or(|top| {
+        let Some(top) = names::labels(below).last() else { return true };
+        let Some(K8sGateway { secondary, .. }) = &self.k8s_gateway else {
             let of_remote = |source: &Source| source.cluster.as_ref().is_some_and(|it| it.as_bytes() == top);
-            names::is_reserved(top, self.apex.as_bytes()) || self.sources.iter().any(of_remote)
-        })
+            return names::is_reserved(top, self.apex.as_bytes()) || self.sources.iter().any(of_remote);
+        };
+        let mut servers =
+            std::iter::once(&self.apex).chain(secondary).filter_map(|name| names::wire_of(name));
+        top == names::DELETED.as_bytes() || servers.any(|server| names::below(below, &server).is_some())
     }
 
     /// Returns the part of a name in wire form below the origin; `None` if the name isn't in the zone.
     #[must_use]
     pub fn below<'a>(&self, name: &'a [u8]) -> Option<&'a [u8]> {
-        let mut rest = name.strip_suffix(&*self.origin)?;
-        let below = rest;
-        // A zone must end at a label boundary: the part of the name below it consists of whole labels.
-        while let Some((length, labels)) = rest.split_first() {
-            rest = labels.get(usize::from(*length)..)?;
-        }
-        Some(below)
+        names::below(name, &self.origin)
     }
 }
 
@@ -331,5 +402,74 @@ mod tests {
         ] {
             assert_eq!(zone.is_before_target(&source, &target(&Source::INTERNAL)), expected, "{source:?}");
         }
+    }
+
+    fn of_k8s_gateway(origin: &str, sources: &[Source]) -> Zone {
+        Zone {
+            apex: "dns1.kube-system".into(),
+            sources: sources.to_vec(),
+            k8s_gateway: Some(K8sGateway { secondary: Some("two".into()), service_selectors: Vec::new() }),
+            ..(&Name::from_ascii(origin).unwrap()).into()
+        }
+    }
+
+    #[test]
+    fn names_without_a_zone_count_below_zones_of_k8s_gateway() {
+        let plain: Zone = (&Name::from_ascii("lb.internal.").unwrap()).into();
+        let zones = [plain, of_k8s_gateway("a.example.", &[]), of_k8s_gateway("b.example.", &[])];
+        for (hostname, expected) in [
+            ("web.shop", &["web.shop.a.example", "web.shop.b.example"][..]),
+            ("Web.", &["web.a.example", "web.b.example"]),
+            ("*.w", &["*.w.a.example", "*.w.b.example"]),
+            ("X.A.example.", &["x.a.example"]),
+            ("a.example", &["a.example"]),
+            ("x.lb.internal", &[]),
+            ("", &[]),
+            ("b..c", &["b..c.a.example", "b..c.b.example"]),
+        ] {
+            assert_eq!(Zone::k8s_gateway_names(&zones, hostname), expected, "{hostname}");
+            assert!(Zone::k8s_gateway_names(&zones[..1], hostname).is_empty());
+        }
+    }
+
+    #[test]
+    fn zone_of_k8s_gateway_reserves_its_name_servers() {
+        let zone = of_k8s_gateway("example.", &[]);
+        for (name, expected) in [
+            ("dns1.kube-system", true),
+            ("x.dns1.kube-system", true),
+            ("two", true),
+            ("x.two", true),
+            ("deleted", true),
+            ("x.deleted", true),
+            ("kube-system", false),
+            ("xdns1.kube-system", false),
+            ("dns", false),
+            ("ns.dns", false),
+            ("_tcp", false),
+        ] {
+            assert_eq!(zone.reserves(&names::wire_of(name).unwrap()), expected, "{name}");
+        }
+        assert!(zone.reserves(b""));
+    }
+
+    #[test]
+    fn single_kinds_of_routes_have_places_of_their_own() {
+        let sources = [Source::TLS_ROUTES, Source::INGRESSES, Source::HTTP_ROUTES];
+        let kinds = of_k8s_gateway("example.", &sources);
+        let all = of_k8s_gateway("all.", &[Source::SERVICES, Source::GATEWAYS]);
+        let zones = [kinds.clone(), all.clone()];
+        let place = |name: &str, source: &Source| Zone::place(&zones, &names::wire_of(name).unwrap(), source);
+        for (source, expected) in [
+            (Source::HTTP_ROUTES, [Some(2), Some(1)]),
+            (Source::TLS_ROUTES, [Some(0), Some(1)]),
+            (Source::GRPC_ROUTES, [None, Some(1)]),
+            (Source::GATEWAYS, [Some(0), Some(1)]),
+        ] {
+            assert_eq!(["a.example", "a.all"].map(|name| place(name, &source)), expected, "{source:?}");
+        }
+        assert_eq!(kinds.kinds_of_routes().count(), 2);
+        assert_eq!(all.kinds_of_routes().count(), 0);
+        assert!(!kinds.has_default_names() && !all.has_default_names());
     }
 }

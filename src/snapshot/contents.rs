@@ -141,5 +141,6 @@ pub(super) fn zone(RecordedZone { origin, ingress_classes, gateway_classes }: &R
         sources: Vec::new(),
         ingress_classes: classes(ingress_classes),
         gateway_classes: classes(gateway_classes),
+        k8s_gateway: None,
     }
 }

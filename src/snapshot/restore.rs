@@ -84,7 +84,8 @@ pub fn restore(
         if owner.is_service() {
             apply(&store, &link, target, annotations);
         } else {
-            let claims = Claims { created: link.created, names: annotations.hostnames.clone() };
+            let claims =
+                Claims { created: link.created, names: annotations.hostnames.clone(), ..Default::default() };
             let behind = behind(&link, target, annotations);
             let known = shared.entry(behind.key.clone()).or_default();
             let target = known.iter().find(|known| ***known == behind).cloned().unwrap_or_else(|| {

@@ -43,7 +43,8 @@ fn asking(link: &Arc<Link>) -> Option<&Arc<Link>> {
 
 fn internal(service: &Link) -> Option<(Claims, Link)> {
     let internal = service.annotations.internal.as_ref()?;
-    let claims = Claims { created: service.created, names: Arc::clone(&internal.hostnames) };
+    let claims =
+        Claims { created: service.created, names: Arc::clone(&internal.hostnames), ..Default::default() };
     let annotations =
         Annotations { hostnames: Arc::default(), internal: None, ..service.annotations.clone() };
     let target = Link {

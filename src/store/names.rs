@@ -70,6 +70,7 @@ struct Claims<N>(HashMap<N, SmallVec<[Claim; 1]>>);
 struct HostnameRequest {
     created: i64,
     names: Box<[(Arc<str>, Option<u16>)]>,
+    listed: Option<Box<Source>>,
 }
 
 /// A name that has another owner from now on.
@@ -104,22 +105,22 @@ impl Names {
     pub(super) fn request(
         &mut self,
         owner: OwnerId,
-        created: i64,
-        names: &[Arc<str>],
+        claims: &owner::Claims,
         place: impl Fn(&[u8], &Source) -> Option<u16>,
     ) -> Vec<OwnerChange> {
+        let owner::Claims { created, ref names, ref listed } = *claims;
         let before = self.requests.get(&owner);
         if before.is_none() && names.is_empty() {
             return Vec::new();
         }
-        let source = self.owners.get(owner).0.source;
+        let source = listed.as_deref().cloned().unwrap_or_else(|| self.owners.get(owner).0.source);
         let with_place = |name: &Arc<str>| Some((Arc::clone(name), place(&names::wire_of(name)?, &source)));
         let names: Box<[(Arc<str>, Option<u16>)]> = names.iter().filter_map(with_place).collect();
         let concerned = before.iter().flat_map(|before| &before.names).chain(&names);
         let concerned = concerned.map(|(name, _)| Arc::clone(name)).collect();
         self.changes_of(concerned, |all| {
             // Not before the change, because `holder` reads the requests.
-            if let Some(HostnameRequest { created, names }) = all.requests.remove(&owner) {
+            if let Some(HostnameRequest { created, names, .. }) = all.requests.remove(&owner) {
                 for (name, place) in names {
                     let Some(place) = place else { continue };
                     all.hostnames.remove(&*name, &Claim { place, owner, created });
@@ -130,7 +131,7 @@ impl Names {
                 all.hostnames.add(Arc::clone(name), Claim { place, owner, created }, &all.owners);
             }
             if !names.is_empty() {
-                all.requests.insert(owner, HostnameRequest { created, names });
+                all.requests.insert(owner, HostnameRequest { created, names, listed: listed.clone() });
             }
         })
     }
@@ -159,10 +160,11 @@ impl Names {
 
     /// Returns the custom hostnames that an owner asks for, and its rank.
     pub(super) fn claims_of(&self, owner: OwnerId) -> owner::Claims {
-        let Some(HostnameRequest { created, names }) = self.requests.get(&owner) else {
+        let Some(HostnameRequest { created, names, listed }) = self.requests.get(&owner) else {
             return owner::Claims::default();
         };
-        owner::Claims { created: *created, names: names.iter().map(|(name, _)| Arc::clone(name)).collect() }
+        let names = names.iter().map(|(name, _)| Arc::clone(name)).collect();
+        owner::Claims { created: *created, names, listed: listed.clone() }
     }
 
     /// Returns the custom hostnames that owners ask for.

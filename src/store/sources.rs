@@ -59,6 +59,13 @@ impl Store {
         self.end_fallback();
     }
 
+    /// Waits until all objects of a source are known.
+    pub async fn source_listed(&self, source: &Source) {
+        let mut listed = self.listed.subscribe();
+        // The sender lives as long as `self`: waiting can't fail.
+        let _ = listed.wait_for(|listed| listed.now.contains_key(source)).await;
+    }
+
     /// Forgets all names of a source that isn't read any more.
     pub fn forget_source(&self, source: &Source) {
         self.listed.send_modify(|listed| listed.end(source));
@@ -89,7 +96,10 @@ impl Store {
         let listed = self.listed.borrow();
         let counts = |source: &&Source| **source != Source::SERVICES && source.cluster == zone.cluster;
         let mut others = zone.sources.iter().filter(counts);
-        others.find(|source| !has(&listed.now, source, zone) && !is_known(&listed, source))
+        others.find(|source| {
+            let read = source.general();
+            !has(&listed.now, &read, zone) && !is_known(&listed, &read)
+        })
     }
 
     /// Returns whether all sources of these zones, which may not be in force yet, are listed, apart from remote clusters.

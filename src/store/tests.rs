@@ -550,7 +550,7 @@ fn serial_follows_versions_of_owners_of_other_kinds() {
     let key = ServiceKey::new("a", "b");
     let source = |cluster: Option<&str>| Source { kind: "Ingress".into(), cluster: cluster.map(Arc::from) };
     let owner = |cluster: Option<&str>| Owner { source: source(cluster), key: key.clone() };
-    let claims = Claims { created: 0, names: ["x.lb.internal".into()].into() };
+    let claims = Claims { created: 0, names: ["x.lb.internal".into()].into(), ..Default::default() };
     let target = Arc::new(Link::new(ServiceKey::new("a", "b.ingress"), ""));
     let store = store_with_zone();
     store.set_zones([zone_with(&[Source::SERVICES, source(None), source(Some("west"))])]);
@@ -579,7 +579,12 @@ fn ingress(namespace: &str, host: &str) -> Owner {
 fn observe_ingress(store: &Store, namespace: &str, host: &str, created: i64) -> Owner {
     let owner = ingress(namespace, host);
     let target = Arc::new(Link::new(ServiceKey::new(namespace, "web"), ""));
-    store.observe(&owner, &Claims { created, names: [host.into()].into() }, &target, None);
+    store.observe(
+        &owner,
+        &Claims { created, names: [host.into()].into(), ..Default::default() },
+        &target,
+        None,
+    );
     owner
 }
 
@@ -613,7 +618,7 @@ fn superseded_target_ends_at_all_its_names_at_once() {
     let target = || Arc::new(Link::new(ServiceKey::new("a", "web"), ""));
     let [first, second, third, other] = [target(), target(), target(), target()];
     let observe = |host: &str, target: &Arc<Link>| {
-        let claims = Claims { created: 1, names: [host.into()].into() };
+        let claims = Claims { created: 1, names: [host.into()].into(), ..Default::default() };
         store.observe(&ingress("a", host), &claims, target, None);
     };
     let hosts = ["x.a.lb.internal", "y.a.lb.internal"];

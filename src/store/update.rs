@@ -22,11 +22,12 @@ impl Store {
         let mut names = self.write();
         let zones: Arc<[Zone]> = zones.into_iter().map(Into::into).collect();
         self.listed.send_modify(|listed| listed.change_zones(&zones));
-        let has_services = |zones: &[Zone], origin: &[u8]| {
-            zones.iter().any(|zone| *zone.origin == *origin && zone.has(&Source::SERVICES))
+        let has_default_names = |zones: &[Zone], origin: &[u8]| {
+            zones.iter().any(|zone| *zone.origin == *origin && zone.has_default_names())
         };
         let before = self.zones.send_replace(Arc::clone(&zones));
-        let differs = |zone: &Zone| has_services(&before, &zone.origin) != has_services(&zones, &zone.origin);
+        let differs =
+            |zone: &Zone| has_default_names(&before, &zone.origin) != has_default_names(&zones, &zone.origin);
         if before.iter().any(differs) {
             // The zone gets or loses default names.
             self.index.slots.set_changed();
@@ -36,8 +37,8 @@ impl Store {
         // A name may pass several times: the first change tells where it was, the last one where it is.
         let mut passed: BTreeMap<Arc<str>, OwnerChange> = BTreeMap::new();
         for (id, _) in &all {
-            let Claims { created, names: hostnames } = names.claims_of(*id);
-            for change in self.request(&mut names, *id, created, &hostnames) {
+            let claims = names.claims_of(*id);
+            for change in self.request(&mut names, *id, &claims) {
                 let to = change.to;
                 passed.entry(Arc::clone(&change.name)).or_insert(change).to = to;
             }
@@ -104,14 +105,14 @@ impl Store {
         let known = names.claims_of(id);
         // Claims without names have no rank.
         let is_same_rank = claims.names.is_empty() || known.created == claims.created;
-        let has_same_claims = is_same_rank && known.names == claims.names;
+        let has_same_claims = is_same_rank && known.names == claims.names && known.listed == claims.listed;
         if is_same && has_same_claims {
             return;
         }
         self.publish(names, id, target);
         let passed = match has_same_claims {
             true => Vec::new(),
-            false => self.request(names, id, claims.created, &claims.names),
+            false => self.request(names, id, claims),
         };
         self.record_change(names, owner, before, Some(Arc::clone(target)));
         self.refresh_hostnames(names, id);
@@ -305,7 +306,8 @@ impl Store {
         let asks = |link: &Link| (link.created, link.annotations.hostnames.clone());
         let mut passed = Vec::new();
         if before.as_deref().is_none_or(|before| asks(before) != asks(&link)) {
-            passed = self.request(names, id, link.created, &link.annotations.hostnames);
+            let (created, hostnames) = asks(&link);
+            passed = self.request(names, id, &Claims { created, names: hostnames, listed: None });
         }
         link.hostnames = self.free_hostnames(names, id).into();
         let link = Arc::new(link);
@@ -354,7 +356,7 @@ impl Store {
         let (id, _) = self.owners.find(&owner)?;
         let reassigned = names.release(id);
         self.apply_reassigned(names, reassigned);
-        let passed = names.request(id, 0, &[], |_, _| None);
+        let passed = names.request(id, &Claims::default(), |_, _| None);
         if let Some(dotted) = dotted_name(&owner) {
             self.set_default_name(names, &dotted, None);
         }
@@ -375,15 +377,9 @@ impl Store {
     // === names ===
 
     /// Records the custom hostnames that an owner asks for. Returns which of them have another owner now.
-    fn request(
-        &self,
-        names: &mut Names,
-        id: OwnerId,
-        created: i64,
-        hostnames: &[Arc<str>],
-    ) -> Vec<OwnerChange> {
+    fn request(&self, names: &mut Names, id: OwnerId, claims: &Claims) -> Vec<OwnerChange> {
         let zones = self.zones();
-        names.request(id, created, hostnames, |name, source| Zone::place(&zones, name, source))
+        names.request(id, claims, |name, source| Zone::place(&zones, name, source))
     }
 
     /// Publishes names under their new owners.
@@ -456,7 +452,7 @@ impl Store {
         if !is_changed {
             return;
         }
-        for zone in self.zones().iter().filter(|zone| zone.has(&Source::SERVICES)) {
+        for zone in self.zones().iter().filter(|zone| zone.has_default_names()) {
             for id in names.requesters(&names::text(&[name, &*zone.origin].concat())) {
                 self.refresh_hostnames(names, id);
             }
@@ -493,7 +489,7 @@ impl Store {
         let (owner, zones) = (self.owners.get(id).0, self.zones());
         let own = [dotted_name(&owner), owner.key.label().filter(|_| names.has_label(id))];
         let is_own = |wire: &[u8]| {
-            let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+            let zones = zones.iter().filter(|zone| zone.has_default_names());
             let mut relative = zones.filter_map(|zone| wire.strip_suffix(&*zone.origin));
             relative.any(|relative| own.iter().flatten().any(|name| *name == relative))
         };
@@ -504,7 +500,7 @@ impl Store {
     /// Returns whether a name in wire form isn't the default name of a link.
     pub(super) fn is_free(&self, name: &[u8]) -> bool {
         let zones = self.zones();
-        let zones = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+        let zones = zones.iter().filter(|zone| zone.has_default_names());
         let mut own = zones.filter_map(|zone| name.strip_suffix(&*zone.origin));
         !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))
     }

@@ -150,9 +150,11 @@ pub fn answered_by_lb_linker(dns: &ClusterDns, zones: &[String]) -> Option<Plann
     })
 }
 
-/// Returns the zones of *lb_linker* on the port of DNS.
+/// Returns the zones of *lb_linker* and *k8s_gateway* on the port of DNS.
 fn served_zones(corefiles: &[Corefile<'_>]) -> Vec<String> {
-    let zones = corefiles.iter().flat_map(|it| it.zones_of("lb_linker"));
+    let zones = corefiles
+        .iter()
+        .flat_map(|it| it.zones_of("lb_linker").into_iter().chain(it.zones_of("k8s_gateway")));
     zones.filter(|zone| zone.has_dns_port).map(|found| found.zone).collect()
 }
 

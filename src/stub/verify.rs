@@ -106,7 +106,7 @@ pub fn resolver_hops(dns: &ClusterDns, forwarding: &Forwarding, resolv_conf: &st
 /// link with a name in the zone, or else the zone itself.
 #[must_use]
 pub fn expected(links: &[LinkView], zone: &LinkZone) -> Expected {
-    let LinkZone { origin, apex, .. } = zone;
+    let LinkZone { origin, .. } = zone;
     let of_link = links.iter().filter(|link| link.state == ViewState::Ready).find_map(|link| {
         let names = link.dns_names.iter().filter_map(|name| Name::from_ascii(name).ok());
         let mut name = names.into_iter().find(|name| origin.zone_of(name) && !name.is_wildcard())?;
@@ -122,7 +122,7 @@ pub fn expected(links: &[LinkView], zone: &LinkZone) -> Expected {
         Some(Expected { name, qtype, data: target })
     });
     of_link.unwrap_or_else(|| {
-        let data = vec![format!("{SOA} ns.{apex}.{}", to_presentation(origin))];
+        let data = vec![format!("{SOA} {}", zone.name_server())];
         Expected { name: origin.clone(), qtype: RecordType::SOA, data }
     })
 }
@@ -166,7 +166,7 @@ pub async fn unserved(forwarding: &Forwarding) -> Option<String> {
         let asked = timeout(UNSERVED_TIMEOUT, ask(hops, &expected)).await.ok()?;
         let (_, seen) = asked.into_iter().next()?;
         let is_served =
-            seen.ok()?.data.iter().any(|data| data.starts_with("SOA ns.") && data.ends_with(zone));
+            seen.ok()?.data.iter().any(|data| data.starts_with(SOA) && data.ends_with(&format!(".{zone}")));
         (!is_served).then(|| zone.clone())
     }));
     let unserved: Vec<String> = asked.await.into_iter().flatten().collect();

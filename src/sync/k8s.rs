@@ -8,6 +8,7 @@ pub(crate) mod endpoint_slice;
 pub mod errors;
 pub mod forbidden;
 pub mod instance;
+pub(crate) mod k8s_gateway;
 pub(crate) mod labels;
 pub mod listed;
 pub mod metrics;

@@ -17,13 +17,14 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `commands`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 41] = [
+const FOLDERS: [&str; 42] = [
     "model",
     "api",
     "metrics",
     "object_log",
     "readiness",
     "file_watcher",
+    "label_selector",
     "store",
     "sync/k8s",
     "sync/removal",

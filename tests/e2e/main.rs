@@ -27,12 +27,14 @@ mod environment;
 mod events;
 
 mod failover;
+mod failover_clusters;
 mod failover_faults;
 mod finalizer;
 mod gateway_routes;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod instances;
+mod k8s_gateway;
 mod laptop;
 mod leader;
 mod left_out;

@@ -17,10 +17,10 @@ use crate::harness::{deploy, eventually, linker};
 const ABSENT: &str = "Non-Existent Domain";
 const EMPTY: &str = "No Error";
 
-const WITHOUT_COUNTERPART: &str = "ExternalDNS: `--fqdn-template` and other templates, `--default-targets`, \
+const WITHOUT_COUNTERPART: &str = "`--fqdn-template` and other templates, `--default-targets`, \
                                    `--exclude-domains`, `--regex-domain-filter`, `--managed-record-types`, \
                                    `--nat64-networks`, `--compatibility`";
-const OPTIONS: &str = "ExternalDNS: `--ignore-ingress-rules-spec`, `--ignore-ingress-tls-spec`, \
+const OPTIONS: &str = "`--ignore-ingress-rules-spec`, `--ignore-ingress-tls-spec`, \
                        `--ignore-hostname-annotation`, `--gateway-name`, `--gateway-label-filter`";
 
 /// The documents that tell how lb-linker differs.
@@ -154,7 +154,8 @@ mod service;
 struct Table {
     rows: &'static [Row],
     zone: &'static str,
-    /// The options of *lb_linker*.
+    plugin: &'static str,
+    /// The options of the plugin.
     options: &'static str,
     /// Variables of the environment, which are lb-linker's flags.
     flags: &'static [(&'static str, &'static str)],
@@ -166,7 +167,7 @@ const PREFIXES: (&str, &str) =
 
 /// The table of a kind of objects, with ExternalDNS's annotations.
 const fn of_external_dns(rows: &'static [Row]) -> Table {
-    Table { rows, zone: "lb.internal", options: EVERY_SOURCE, flags: &[PREFIXES] }
+    Table { rows, zone: "lb.internal", plugin: "lb_linker", options: EVERY_SOURCE, flags: &[PREFIXES] }
 }
 
 const TABLES: &[Table] = &[
@@ -182,7 +183,13 @@ const TABLES: &[Table] = &[
     filters::TARGETS,
     filters::PREFIX,
     filters::TTL,
+    k8s_gateway::EVERY_RESOURCE,
     k8s_gateway::DEFAULTS,
+    k8s_gateway::ORDER,
+    k8s_gateway::OTHER_ORDER,
+    k8s_gateway::CLASSES,
+    k8s_gateway::SELECTORS,
+    k8s_gateway::README,
     k8s_gateway::INGRESS_ALONE,
     k8s_gateway::FALLTHROUGH,
     k8s_gateway::FALLTHROUGH_OF_A_ZONE,
@@ -200,7 +207,7 @@ ZONE:{$PORT} {
         answer \"{{ .Name }} 5 IN CNAME {{ index .Match 1 }}.dns01.example.net.\"
         fallthrough
     }
-    lb_linker {
+    PLUGIN {
         OPTIONS
     }
     file zone ZONE
@@ -213,13 +220,13 @@ example.net:{$PORT} {
     }
 }";
 
-/// What is behind lb_linker with `fallthrough`.
+/// What is behind the plugin with `fallthrough`.
 const ZONE: &str = "@ 3600 SOA ns hostmaster 1 7200 1800 86400 5\n@ NS ns\nns A 192.0.2.53\n* A 192.0.2.99\n";
 
 /// Asks all questions of a table, and returns what is wrong.
 async fn check(table: &Table) -> Vec<String> {
-    let Table { rows, zone, options, flags } = *table;
-    let corefile = COREFILE.replace("ZONE", zone).replace("OPTIONS", options);
+    let Table { rows, zone, plugin, options, flags } = *table;
+    let corefile = COREFILE.replace("ZONE", zone).replace("PLUGIN", plugin).replace("OPTIONS", options);
     let mut site = CorefileDir::new(&corefile, &[("zone", ZONE), ("hosts", "")]);
     for (name, value) in flags {
         site = site.with(name, value);
@@ -273,12 +280,17 @@ fn differences_of_rules_are_documented() {
     for row in rows().filter(|row| !row.differs.is_empty()) {
         assert!(documents.iter().any(|text| text.contains(row.differs)), "{}: {}", row.rule, row.differs);
     }
-    // The table of differences has no row without an example.
+    // The tables of differences have no row without an example.
     let used: BTreeSet<&str> = rows().map(|row| row.differs).collect();
-    let section = fs::read_to_string(deploy().with_file_name("docs").join("sources.md")).unwrap();
-    let (_, section) = section.split_once("\n## Differences from ExternalDNS and k8s_gateway\n").unwrap();
-    let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
-    for cell in cells.skip(1) {
-        assert!(used.contains(cell), "no row of the tables has this difference: {cell}");
+    for (name, heading) in
+        [("sources.md", "\n## Differences from ExternalDNS\n"), ("moving.md", "\n### What stays different\n")]
+    {
+        let text = fs::read_to_string(deploy().with_file_name("docs").join(name)).unwrap();
+        let (_, section) = text.split_once(heading).unwrap();
+        let section = section.split("\n#").next().unwrap();
+        let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+        for cell in cells.skip(1) {
+            assert!(used.contains(cell), "no row of the tables has this difference: {cell}");
+        }
     }
 }

@@ -16,7 +16,7 @@ const CLOUD: &str = "$ORIGIN example.com.
 @  60 IN NS ns.example.com.
 lb 60 IN A 192.0.2.10
 ";
-const WITHOUT_LINKS: &str = "DNS only, without a cluster: the Corefile has no lb_linker";
+const WITHOUT_LINKS: &str = "DNS only, without a cluster: the Corefile has neither lb_linker nor k8s_gateway";
 /// Where a Pod finds the token of its ServiceAccount.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -56,7 +56,10 @@ async fn corefile_without_lb_linker_needs_no_cluster() {
     write_corefile(&corefile, &upstream, "lb_linker lb.internal");
     linker.signal(Signal::SIGUSR1);
     let line = linker.line("the new Corefile can't be applied").await;
-    assert!(line.contains("the Corefile had no lb_linker when lb-linker started"), "{line}");
+    assert!(
+        line.contains("the Corefile had neither lb_linker nor k8s_gateway when lb-linker started"),
+        "{line}"
+    );
     answers(linker.dns, "lb.example.com. A", "192.0.2.10").await;
     assert!(linker.stop().success());
 }

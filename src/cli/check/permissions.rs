@@ -13,7 +13,7 @@ use super::report::CheckReport;
 use crate::api::stable_name::StableName;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
-use crate::model::owner::Source;
+use crate::model::owner::{Source, Zone};
 use crate::store::cluster::objects::Kind;
 use crate::store::cluster::registry::ClusterSpec;
 use crate::sync::election::ElectionConfig;
@@ -188,8 +188,14 @@ pub(super) fn for_sources<'a>(
         (Source::GATEWAYS, &OF_GATEWAYS, "deploy/sources/, for the source gateway"),
         (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS], "deploy/sources/, for the source dnsendpoint"),
     ] {
-        if zones.clone().any(|zone| zone.sources.contains(&source)) {
-            let verbs = resources.iter().flat_map(|resource| [("list", *resource), ("watch", *resource)]);
+        if zones.clone().any(|zone| zone.sources.iter().any(|listed| listed.general() == source)) {
+            let is_read = |(_, _, plural): &&Resource| {
+                let routes = [Source::HTTP_ROUTES, Source::GRPC_ROUTES, Source::TLS_ROUTES];
+                let of_kind = routes.iter().find(|routes| format!("{}s", routes.word()) == *plural);
+                of_kind.is_none_or(|routes| zones.clone().any(|zone| Zone::from(zone).has(routes)))
+            };
+            let resources = resources.iter().filter(is_read);
+            let verbs = resources.flat_map(|resource| [("list", *resource), ("watch", *resource)]);
             let verbs: Vec<_> = verbs.collect();
             permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));
         }

@@ -63,7 +63,7 @@
 
 mod client;
 mod options;
-pub(super) use options::{missing_for, verifies_pods};
+pub(super) use options::{check_kubeconfig, missing_for, verifies_pods};
 pub(super) mod reply;
 #[cfg(test)]
 pub(super) mod tests;

@@ -63,7 +63,7 @@ use prometheus::{IntCounter, IntGauge, Registry};
 use tokio::time::Instant;
 
 use super::clients::{self, ProhibitedQueries};
-use super::setup::Setup;
+use super::setup::{LinkLine, Setup};
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
@@ -90,12 +90,15 @@ use failed_targets::FailedTargetsGauge;
 use hops::{Denial, Denials, HopCheck, denied_by_acl, fail_check};
 use target_resolver::{CLIENT_TIMEOUT, ResolveOptions, Resolved, TargetResolvers, query_for};
 
-pub use options::{LinkZone, link_zones};
+pub use options::{LinkZone, OwnKubeconfig};
+pub(super) use options::{LinkZoneOptions, MAX_TTL, add_classes, parse};
 
-const NAME: &str = "lb_linker";
+pub(super) const NAME: &str = "lb_linker";
 
+/// The plugin *lb_linker*, or *k8s_gateway*, whose zones have other rules.
 #[derive(Debug)]
 pub struct LbLinker {
+    plugin: &'static str,
     /// The zones, the most specific first.
     zones: Box<[Zone]>,
     fallthrough: Option<ZoneSet>,
@@ -141,7 +144,16 @@ pub fn failed_targets(metrics: &metrics::Metrics) -> Result<FailedTargetsGauge, 
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let options = options::parse(setup.only_line()?, setup.zones)?;
+    let options = parse(setup.only_line()?, setup.zones)?;
+    add(setup, options, NAME)
+}
+
+/// Adds the zones of a line to the block.
+pub(super) fn add(
+    setup: &mut Setup<'_>,
+    options: LinkZoneOptions,
+    plugin: &'static str,
+) -> Result<(), CorefileError> {
     let mut zones =
         options.zones(|| (setup.context.own_addresses)(&setup.builder.bind), &setup.context.remotes)?;
     closest_first(&mut zones);
@@ -149,8 +161,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let metrics = setup.metrics::<LbLinkerMetrics>()?;
     let context = setup.context;
     let first_names = Arc::new(FirstNames::of(zones.iter().map(|zone| zone.configured().clone()).collect()));
-    setup.builder.first_names = Some(Arc::clone(&first_names));
-    let plugin = Arc::new(LbLinker {
+    setup.builder.first_names.push(Arc::clone(&first_names));
+    let line = setup.lines.last().map_or(0, |line| line.position().line);
+    let lb_linker = Arc::new(LbLinker {
+        plugin,
         zones: zones.into(),
         first_names,
         fallthrough: options.fallthrough,
@@ -166,16 +180,17 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         ),
         stale_answers: metrics.stale_answers.clone(),
     });
-    setup.builder.link_zones = ZoneSet::new(plugin.zones.iter().map(|zone| zone.origin().clone()));
-    setup.builder.links_at = setup.lines.last().map_or(0, |line| line.position().line);
-    setup.builder.plugins.push(ChainPlugin::reusable(plugin));
+    let origins = || lb_linker.zones.iter().map(|zone| zone.origin().clone());
+    setup.builder.link_zones = ZoneSet::new(setup.builder.link_zones.all().iter().cloned().chain(origins()));
+    setup.builder.link_lines.extend(origins().map(|zone| LinkLine { zone, plugin, line }));
+    setup.builder.plugins.push(ChainPlugin::reusable(lb_linker));
     Ok(())
 }
 
 #[async_trait]
 impl Plugin for LbLinker {
     fn name(&self) -> &'static str {
-        NAME
+        self.plugin
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
@@ -184,9 +199,9 @@ impl Plugin for LbLinker {
         if request.query.query_class() != DNSClass::IN {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
-        let ttl = zone.ttl();
+        let ttl = zone.negative_ttl();
         let falls_through = self.fallthrough.as_ref().is_some_and(|zones| zones.contains(name));
-        let mut reply = request.reply(NAME);
+        let mut reply = request.reply(self.plugin);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
         let anywhere = Query::query(Name::root(), RecordType::A);
@@ -199,7 +214,7 @@ impl Plugin for LbLinker {
         if is_missing && falls_through {
             if self.prohibits(request) {
                 self.prohibited.record(request);
-                return Ok(clients::refusal(request, NAME));
+                return Ok(clients::refusal(request, self.plugin));
             }
             let mut reply = next.serve(request).await?;
             // A link may get this name at any time.
@@ -256,7 +271,7 @@ impl LbLinker {
 
     /// Resolves a link's new target before clients query it.
     pub async fn prefetch(&self, server: &Arc<Server>, link: &ServiceKey, query: Query) {
-        let absence = self.zones.iter().map(Zone::ttl).min().unwrap_or_default();
+        let absence = self.zones.iter().map(Zone::negative_ttl).min().unwrap_or_default();
         if self.policy.check_name(query.name()).is_err() {
             return;
         }

@@ -33,7 +33,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 const EXTERNAL: &str = "ads alias alternate amazondns blocker blocklist consul demo dnsredir docker \
     dockerdiscovery dso dump dynamicforward dynapi ebpf ens example fallback fanout filter filterlist \
     finalize firewall flatten forwardcrd gathersrv git gravwell gslb idetcd ipecho ipin json k8s_cache \
-    k8s_crd k8s_dns_chaos k8s_event k8s_gateway kubeforward kubenodes kubernetai lighthouse mdns meship \
+    k8s_crd k8s_dns_chaos k8s_event kubeforward kubenodes kubernetai lighthouse mdns meship \
     meshname multicluster mysql mysql_extend netbox nodecache omada opa pdsql pocketbase proxy ratelimit \
     rebind records recursor redirect redis redis_cache redisc responsefilter rrl slog split tailscale \
     traefik umbrella unbound vcluster warnlist wgsd";
@@ -99,7 +99,7 @@ mod tests {
                 "view",
                 Some("CoreDNS's plugin view isn't supported yet; give each group of clients an address"),
             ),
-            ("k8s_gateway", Some("k8s_gateway is an external plugin, which CoreDNS's own image lacks, too")),
+            ("kubenodes", Some("kubenodes is an external plugin, which CoreDNS's own image lacks, too")),
             ("forwrad", Some("there is no plugin \"forwrad\"; is it forward?")),
             ("resolver", Some("there is no plugin \"resolver\"; there are acl, any,")),
         ] {

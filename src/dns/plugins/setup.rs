@@ -87,6 +87,13 @@ pub struct ClusterZone {
     pub position: Position,
 }
 
+/// A zone with names of links, and the line of `lb_linker` or `k8s_gateway` that names it.
+pub struct LinkLine {
+    pub zone: Name,
+    pub plugin: &'static str,
+    pub line: usize,
+}
+
 /// A server block during set-up, before it is served.
 #[derive(Default)]
 pub struct BlockBuilder {
@@ -95,8 +102,8 @@ pub struct BlockBuilder {
     pub on_restart: Vec<OnRestart>,
     /// The zones in which links have names.
     pub link_zones: ZoneSet,
-    /// The line of `lb_linker`; 0 without it.
-    pub links_at: usize,
+    /// The lines with these zones.
+    pub link_lines: Vec<LinkLine>,
     /// The zones of `kubernetes` and `k8s_external`: no listener may have links' names there, too.
     pub cluster_zones: Vec<ClusterZone>,
     /// The bounds of TTLs by `cache`.
@@ -115,7 +122,7 @@ pub struct BlockBuilder {
     pub reload: Option<Reload>,
     /// What a reload waits for, while the blocks before answer.
     pub first_lists: Vec<Arc<FirstLists>>,
-    pub first_names: Option<Arc<FirstNames>>,
+    pub first_names: Vec<Arc<FirstNames>>,
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// block.
     pub upstreams: Vec<(SocketAddr, Position)>,

@@ -18,8 +18,8 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
-use crate::dns::plugins::lb_linker::link_zones;
-use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, ServerContext};
+use crate::dns::plugins::link_zones::link_zones;
+use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, LinkLine, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
 use crate::model::cluster_domain::{overlap, own_domains};
 use crate::model::hostname::to_presentation;
@@ -208,15 +208,15 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
                 let is_reverse = is_reverse(&whole_wire_name(zone));
                 for other in builders() {
                     let is_shared = is_reverse && !std::ptr::eq(other, builder);
-                    if other.link_zones.all().contains(zone) && !is_shared {
+                    let same = other.link_lines.iter().find(|known| known.zone == *zone);
+                    if let Some(LinkLine { plugin, line, .. }) = same.filter(|_| !is_shared) {
                         return Err(position.error(format!(
-                            "lb_linker answers for the zone {} already (line {}): leave it out here, or there",
-                            to_presentation(zone),
-                            other.links_at
+                            "{plugin} answers for the zone {} already (line {line}): leave it out here, or there",
+                            to_presentation(zone)
                         )));
                     }
                     let is_own = plugin == "kubernetes" && !is_reverse;
-                    let links = other.link_zones.all().iter().filter(|_| is_own);
+                    let links = other.link_lines.iter().filter(|_| is_own);
                     let conflict = links.into_iter().find_map(|links| cluster_conflict(links, zone));
                     if let Some(conflict) = conflict {
                         return Err(position.error(conflict));
@@ -229,11 +229,11 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
 }
 
 /// Returns why a zone of links can't be beside a zone of *kubernetes*; `None` if it can.
-fn cluster_conflict(links: &Name, zone: &Name) -> Option<String> {
+fn cluster_conflict(LinkLine { zone: links, plugin, .. }: &LinkLine, zone: &Name) -> Option<String> {
     own_domains(zone).iter().find_map(|own| {
         Some(format!(
-            "lb_linker's zone {} {} {}, where kubernetes has the names of the cluster, and one would hide names of the \
-             other: give lb_linker a zone outside of it",
+            "{plugin}'s zone {} {} {}, where kubernetes has the names of the cluster, and one would hide names of the \
+             other: give {plugin} a zone outside of it",
             to_presentation(links),
             overlap(links, own)?,
             to_presentation(own)

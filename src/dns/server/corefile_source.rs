@@ -7,7 +7,8 @@ use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 
 use crate::dns::corefile::{BlockSource, CorefileError, FileSources, Position, parse};
-use crate::dns::plugins::lb_linker::{LinkZone, link_zones};
+use crate::dns::plugins::lb_linker::LinkZone;
+use crate::dns::plugins::link_zones::link_zones;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::{Configuration, build_all, build_blocks, cluster_zones, text_of};
 

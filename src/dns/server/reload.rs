@@ -181,8 +181,7 @@ impl Reloader {
                 let all: Vec<Arc<FirstLists>> = all.collect();
                 if is_ready(&self.instance.servers().borrow()) {
                     all.iter().for_each(|lists| lists.set_optional());
-                    let names =
-                        configuration.blocks.iter().filter_map(|built| built.builder.first_names.as_ref());
+                    let names = configuration.blocks.iter().flat_map(|built| &built.builder.first_names);
                     names.for_each(|names| names.set_optional());
                 }
                 let before = self.zones.borrow().clone();

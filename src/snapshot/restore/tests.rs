@@ -320,7 +320,12 @@ fn names_of_other_sources_survive() {
             annotations: Annotations { allow_from, ..Annotations::default() },
             ..Link::new(ServiceKey::new("shop", key), "u")
         });
-        store.observe(&owner, &Claims { created: 1, names: [host_name.into()].into() }, &link, None);
+        store.observe(
+            &owner,
+            &Claims { created: 1, names: [host_name.into()].into(), ..Default::default() },
+            &link,
+            None,
+        );
     }
     let restored = restore(snapshot(&store), &Selection::default(), &policy(), &[zone]).store;
     let long = format!("{long}.shop");
@@ -404,7 +409,7 @@ fn names_of_classes_that_are_left_out_arent_restored() {
                 target: Some(host("target.example.")),
                 ..Link::new(owner.source.target_key(&ServiceKey::new("shop", "a")), "u")
             };
-            let claims = Claims { created: 1, names: [host_name.into()].into() };
+            let claims = Claims { created: 1, names: [host_name.into()].into(), ..Default::default() };
             store.observe(&owner, &claims, &Arc::new(link), None);
         }
         let (links, others) = (store.links(), store.other_owners());
@@ -438,7 +443,7 @@ fn records_and_underscore_names_of_dnsendpoints_survive() {
             records: Some(Arc::new(records)),
             ..Link::new(Source::DNS_ENDPOINTS.target_key(&owner.key), "u")
         };
-        let claims = Claims { created: 1, names: [host_name.into()].into() };
+        let claims = Claims { created: 1, names: [host_name.into()].into(), ..Default::default() };
         store.observe(&owner, &claims, &Arc::new(link), None);
     }
     let restored = restore(snapshot(&store), &Selection::default(), &policy(), &[zone]);
@@ -481,7 +486,12 @@ fn owners_of_other_kinds_share_their_target_again() {
         (owner(None, "HTTPRoute"), 2, ["a.lb.internal", "b.lb.internal"]),
         (owner(Some("west"), "Service"), 1, ["b.lb.internal", "*.b.lb.internal"]),
     ] {
-        store.observe(&owner, &Claims { created, names: names.map(Arc::from).into() }, &gateway, None);
+        store.observe(
+            &owner,
+            &Claims { created, names: names.map(Arc::from).into(), ..Default::default() },
+            &gateway,
+            None,
+        );
     }
     let restored = restore(snapshot(&store), &Selection::default(), &policy(), &zones());
     assert_eq!(restored.answered, 3);

@@ -308,7 +308,7 @@ fn with_ingress(zone: &Zone) -> Fixture {
     saved.apply(link("old.example."));
     let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("default", "x.default.lb.internal") };
     let target = Arc::new(Link::new(ServiceKey::new("default", "web.ingress"), "u"));
-    let claims = Claims { created: 1, names: ["x.default.lb.internal".into()].into() };
+    let claims = Claims { created: 1, names: ["x.default.lb.internal".into()].into(), ..Default::default() };
     saved.observe(&owner, &claims, &target, None);
     let head = Head {
         taken: Timestamp::now(),

@@ -80,7 +80,8 @@ impl Names {
     }
 
     fn request(&mut self, key: &ServiceKey, created: i64, names: &[Arc<str>]) -> Vec<OwnerChange> {
-        let changes = self.0.request(self.id(key), created, names, |_, _| Some(0));
+        let claims = owner::Claims { created, names: names.into(), ..Default::default() };
+        let changes = self.0.request(self.id(key), &claims, |_, _| Some(0));
         self.passed(changes)
     }
 

@@ -258,6 +258,7 @@ impl World {
             sources: sources.clone(),
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
+            k8s_gateway: None,
         }));
         let before = std::mem::replace(&mut self.model.zones, zones);
         // A zone with or without default names is in another block, which keeps answers of its own.
@@ -310,7 +311,7 @@ impl World {
             return;
         }
         let (created, gateway) = (self.random.random_range(0..3), self.random.random_range(0..2));
-        let claims = Claims { created, names: self.hostnames().into() };
+        let claims = Claims { created, names: self.hostnames().into(), ..Default::default() };
         // Another cluster has other resourceVersions.
         let version = self.version().filter(|_| owner.source.cluster.is_none());
         self.store.observe(&owner, &claims, &self.gateways[gateway], version);

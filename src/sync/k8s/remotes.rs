@@ -61,6 +61,13 @@ impl Remotes {
         Ok(Self(remotes.into()))
     }
 
+    /// Returns one cluster.
+    #[cfg(test)]
+    pub(crate) fn of(name: &str, client: Client) -> Self {
+        let (availability, identity) = (ApiAvailability::default(), watch::Sender::default().subscribe());
+        Self([Remote { name: name.into(), client, availability, identity, server: String::new() }].into())
+    }
+
     #[must_use]
     pub fn all(&self) -> &[Remote] {
         &self.0

@@ -26,6 +26,7 @@ use crate::store::Store;
 pub use crate::sync::k8s::annotations::MANAGED;
 use crate::sync::k8s::annotations::{self, OF_LOAD_BALANCERS, TargetEntries, shared};
 pub(crate) use crate::sync::k8s::annotations::{ALLOW_FROM, MAX_TTL, PREFIX};
+use crate::sync::k8s::k8s_gateway;
 
 /// `spec.type` of the Services that lb-linker watches.
 pub const LOAD_BALANCER: &str = "LoadBalancer";
@@ -207,8 +208,16 @@ impl Service {
         let ttl = annotations::ttl(&self.metadata, &policy.annotation_prefixes, unusable);
         annotations::check_managed(&self.metadata, unusable);
         let (mut hostnames, refused_names) = policy.hostnames(&self.key(), |name| self.annotation(name));
-        hostnames.sort_unstable();
         unusable.extend(refused_names);
+        let (further, refused_names) = policy.k8s_gateway_names(
+            &self.key(),
+            |name| self.annotation(name),
+            |zone| k8s_gateway::has_names_of_service(zone, &self.metadata),
+        );
+        unusable.extend(refused_names);
+        hostnames.extend(further);
+        hostnames.sort_unstable();
+        hostnames.dedup();
         let internal = self.internal_names(policy, &hostnames, unusable);
         let (allow_from, refused_namespaces) = self.allow_from(&policy.home);
         unusable.extend(refused_namespaces);

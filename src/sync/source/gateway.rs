@@ -19,7 +19,7 @@ use super::names::state::NameState;
 use super::selection::Selection;
 use crate::model::clusters;
 use crate::model::link::{Annotations, Link};
-use crate::model::owner::Source;
+use crate::model::owner::{Source, Zone};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::sync::controller::turns::Turns;
@@ -386,6 +386,12 @@ impl NameSource for Gateways {
         kind(RegardingKind::GrpcRoute, "GRPCRoutes", GRPC_ROUTES, &["v1", "v1alpha2"]),
         kind(RegardingKind::TlsRoute, "TLSRoutes", TLS_ROUTES, &["v1", "v1alpha3", "v1alpha2"]),
     ];
+
+    fn reads(kind: RegardingKind, zones: &[Zone]) -> bool {
+        let routes = Source { kind: kind.api().1.into(), ..Source::GATEWAYS };
+        matches!(kind, RegardingKind::Gateway | RegardingKind::ListenerSet)
+            || zones.iter().any(|zone| zone.has(&routes))
+    }
 
     fn watch(kind: RegardingKind, request: WatchRequest) -> Objects<Object> {
         match kind {

@@ -1,5 +1,6 @@
 //! Names from Ingresses.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -7,12 +8,12 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::names::object::{Asking, Rules, Targeted, created, has_own_target, has_room, id_of, uid};
+use super::names::object::{Asking, Rules, Targeted, created, has_own_target, has_room, id_of, uid, zone_of};
 use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
 use crate::model::hostname::to_presentation;
-use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::hostname_policy::{HostnamePolicy, in_stored_form};
 use crate::model::link::Link;
 use crate::model::owner::{Source, Zone};
 use crate::model::rejection::Rejection;
@@ -20,6 +21,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::annotations::{HostnameSource, OF_TARGETS, TargetEntries, annotation};
+use crate::sync::k8s::k8s_gateway::is_ignored;
 use crate::sync::k8s::service::{IngressEntry, Status, null_is_default, slim_metadata};
 use crate::sync::k8s::slim_resource::slim_resource;
 use crate::sync::k8s::watch::INGRESSES;
@@ -62,12 +64,18 @@ struct Tls {
 }
 
 impl Ingress {
-    fn hosts(&self) -> Vec<&str> {
+    /// Returns the hosts of rules and of `tls`; in zones of *k8s_gateway* those of rules alone, also without the zone.
+    fn hosts(&self, zones: &[Zone]) -> Vec<Cow<'_, str>> {
         let Spec { rules, tls, .. } = &self.spec;
-        let of_rules = rules.iter().filter_map(|rule| rule.host.as_deref());
+        let of_rules = || rules.iter().filter_map(|rule| rule.host.as_deref());
         let of_tls = tls.iter().flat_map(|tls| &tls.hosts).map(String::as_str);
+        let is_plain =
+            |host: &&str| zone_of(&in_stored_form(host), zones).is_none_or(|zone| zone.k8s_gateway.is_none());
+        let plain = of_rules().chain(of_tls).filter(is_plain).map(Cow::from);
+        let of_k8s_gateway = of_rules().flat_map(|host| Zone::k8s_gateway_names(zones, host)).map(Cow::from);
         let mut seen = HashSet::new();
-        of_rules.chain(of_tls).filter(|host| !host.is_empty() && seen.insert(*host)).collect()
+        let all = plain.chain(of_k8s_gateway);
+        all.filter(|host| !host.is_empty() && seen.insert(host.clone())).collect()
     }
 
     fn has_class_of(&self, zone: &Zone) -> bool {
@@ -109,13 +117,15 @@ impl Ingress {
         let mut unusable = Vec::new();
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&self.metadata, "ingress-hostname-source", prefixes, &mut unusable);
+        let hosts = self.hosts(&rules.zones);
         let asking = Asking {
             source: Source::INGRESSES.in_cluster_of(self.id().key.namespace()),
             one: "an Ingress",
             many: Ingresses::MANY,
             metadata: &self.metadata,
             other_zone: "its zone doesn't have the names of Ingresses, or not of this class",
-            hosts: self.hosts(),
+            hosts: hosts.iter().map(|host| &**host).collect(),
+            is_ignored: is_ignored(&self.metadata),
             counting,
             annotations: &OF_TARGETS,
             has_class_of: &|_, zone| self.has_class_of(zone),

@@ -546,7 +546,11 @@ impl ManifestFiles {
         mut on_rejections: impl FnMut(&ServiceKey, &[Rejection]),
     ) -> Vec<ObservedService> {
         // Whether a target in our zones is allowed depends on the load balancers of all files.
-        let all = Store::new(OnGone::Dropped).with_zones(&hostname_policy.targets.zones);
+        let all = Store::new(OnGone::Dropped);
+        let all = match &hostname_policy.zones[..] {
+            [] => all.with_zones(&hostname_policy.targets.zones),
+            zones => all.with_zones(zones.iter().cloned()),
+        };
         let services = self.by_name.values().flat_map(|file| &file.objects.services);
         if services.into_iter().any(|service| !own_hosts(service, hostname_policy).is_empty()) {
             let list = self.observed(selection, |service| service.observe(hostname_policy, &all).0);

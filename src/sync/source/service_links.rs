@@ -8,7 +8,6 @@ use std::time::Instant;
 use crate::model::link::{Annotations, Link, LinkChange, LinkState, RANK_NEVER_OBSERVED, Target};
 use crate::model::link_override::{LinkOverride, OverriddenLink};
 use crate::model::names;
-use crate::model::owner::Source;
 use crate::model::persisted_target::PersistedTarget;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -32,7 +31,7 @@ pub fn is_present(store: &Store, key: &ServiceKey) -> bool {
 pub fn dns_names(store: &Store, link: &Link) -> Vec<String> {
     let (namespace, service) = link.key.parts();
     let mut dns_names = Vec::new();
-    for zone in store.zones().iter().filter(|zone| zone.has(&Source::SERVICES)) {
+    for zone in store.zones().iter().filter(|zone| zone.has_default_names()) {
         for relative in [names::dashed_label(namespace, service), format!("{service}.{namespace}")] {
             let Some(name) = names::wire(relative.split('.').map(str::as_bytes)) else { continue };
             if !zone.reserves(&name)

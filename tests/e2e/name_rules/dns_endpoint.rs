@@ -2,8 +2,8 @@
 
 use super::{ABSENT, EMPTY, Row, row};
 
-const TYPES: &str = "ExternalDNS: DNSEndpoints have records of all types that `--managed-record-types` has";
-const SET_IDENTIFIER: &str = "ExternalDNS: `setIdentifier` tells records of one name and type apart";
+const TYPES: &str = "DNSEndpoints have records of all types that `--managed-record-types` has";
+const SET_IDENTIFIER: &str = "`setIdentifier` tells records of one name and type apart";
 
 pub(super) const ROWS: &[Row] = &[
     row(
@@ -199,7 +199,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a CNAME", "a.example.com."), ("b CNAME", ABSENT)],
     )
-    .differs("ExternalDNS: a CNAME with several targets, or beside other records, is left to the provider"),
+    .differs("a CNAME with several targets, or beside other records, is left to the provider"),
     row(
         "source/crd.go:96: a CNAME beside other records",
         dns_endpoint!(
@@ -210,7 +210,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a CNAME", "a.example.com."), ("a A", "a.example.com."), ("a TXT", "a.example.com.")],
     )
-    .differs("ExternalDNS: a CNAME with several targets, or beside other records, is left to the provider"),
+    .differs("a CNAME with several targets, or beside other records, is left to the provider"),
     row(
         "docs/annotations/annotations.md:12: DNSEndpoints have none of the annotations",
         concat!(

@@ -3,12 +3,13 @@
 use super::{ABSENT, EMPTY, EVERY_SOURCE, PREFIXES, Row, Table, row};
 
 const ZONE: &str = "lb.internal";
-const NO_FILTER: &str = "ExternalDNS: labels and annotations select objects of all kinds \
+const NO_FILTER: &str = "labels and annotations select objects of all kinds \
                          (`--label-filter`, `--annotation-filter`)";
 
 pub(super) const CLASSES: Table = Table {
     rows: OF_CLASSES,
     zone: ZONE,
+    plugin: "lb_linker",
     options: "sources ingress gateway\n        ingress_classes nginx public\n        gateway_classes envoy",
     flags: &[],
 };
@@ -68,6 +69,7 @@ const OF_CLASSES: &[Row] = &[
 pub(super) const NAMESPACES: Table = Table {
     rows: OF_NAMESPACES,
     zone: ZONE,
+    plugin: "lb_linker",
     options: EVERY_SOURCE,
     flags: &[("LB_LINKER_WATCH_NAMESPACES", "n0,n1")],
 };
@@ -133,6 +135,7 @@ pub(super) const SELECTION: Table = Table {
     )
     .differs(NO_FILTER)],
     zone: ZONE,
+    plugin: "lb_linker",
     options: EVERY_SOURCE,
     flags: &[("LB_LINKER_SELECTION", "annotated")],
 };
@@ -149,12 +152,6 @@ pub(super) const LABELS: Table = Table {
             &[("web A", "192.0.2.1"), ("other A", ABSENT), ("none A", ABSENT)],
         ),
         row(
-            "k8s_gateway README.md:73: serviceLabelSelectors app=web app=other",
-            service!("other, labels: {app: other}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
-            &[("other A", ABSENT)],
-        )
-        .differs("k8s_gateway: Services that one of several `serviceLabelSelectors` selects"),
-        row(
             "docs/flags.md:44: --label-filter, for other objects",
             ingress!("web, labels: {app: other}", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
             &[("a A", "192.0.2.1")],
@@ -162,6 +159,7 @@ pub(super) const LABELS: Table = Table {
         .differs(NO_FILTER),
     ],
     zone: ZONE,
+    plugin: "lb_linker",
     options: EVERY_SOURCE,
     flags: &[("LB_LINKER_SERVICE_SELECTOR", "app=web")],
 };
@@ -190,6 +188,7 @@ pub(super) const TARGETS: Table = Table {
         .differs("a name without a target doesn't exist"),
     ],
     zone: ZONE,
+    plugin: "lb_linker",
     options: EVERY_SOURCE,
     flags: &[("LB_LINKER_TARGET_NETS", "192.0.2.0/24"), ("LB_LINKER_DENIED_NETS", "192.0.2.128/25")],
 };
@@ -205,6 +204,7 @@ pub(super) const TTL: Table = Table {
         &[("a A ttl", "60"), ("b A ttl", "30"), ("c A ttl", "60")],
     )],
     zone: ZONE,
+    plugin: "lb_linker",
     options: "ttl 60\n        sources ingress dnsendpoint",
     flags: &[PREFIXES],
 };
@@ -227,6 +227,7 @@ pub(super) const PREFIX: Table = Table {
         &[("a A ttl", "60"), ("b A", "192.0.2.1"), ("c A", ABSENT), ("d A", "192.0.2.3")],
     )],
     zone: ZONE,
+    plugin: "lb_linker",
     options: EVERY_SOURCE,
     flags: &[("LB_LINKER_ANNOTATION_PREFIXES", "example.com/")],
 };

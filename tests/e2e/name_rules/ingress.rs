@@ -3,8 +3,7 @@
 use super::{ABSENT, EMPTY, OPTIONS, Row, WITHOUT_COUNTERPART, row};
 
 /// How a name with hostnames and addresses differs.
-const ONE_TARGET: &str =
-    "ExternalDNS: hostnames and addresses of one object are CNAME, A and AAAA records of its names";
+const ONE_TARGET: &str = "hostnames and addresses of one object are CNAME, A and AAAA records of its names";
 const NO_TARGET: &str = "a name without a target doesn't exist";
 const SHARED: &str = "the targets of all objects with one name are united, in all namespaces";
 

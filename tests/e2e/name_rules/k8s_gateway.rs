@@ -3,29 +3,22 @@
 use super::{ABSENT, EMPTY, Row, Table, row};
 
 const ZONE: &str = "example.com";
-const ANYWHERE: (&str, &str) = ("LB_LINKER_HOSTNAME_NAMESPACES", "*");
-const ANNOTATIONS: (&str, &str) =
-    ("LB_LINKER_HOSTNAME_ANNOTATIONS", "coredns.io/hostname,external-dns.alpha.kubernetes.io/hostname");
 
-const LOOKED_UP: &str =
-    "a load balancer with a hostname: k8s_gateway looks it up and answers A and AAAA records";
-const SPEC_ALONE: &str =
-    "k8s_gateway: the hosts of `tls`, and annotations of Ingresses and routes, don't count";
-const EACH_ROUTE: &str =
-    "k8s_gateway: a route has its hostnames, and no others, at each Gateway that it names";
-const ALL_ENTRIES: &str = "k8s_gateway: each name of a DNSEndpoint has the targets of all its entries";
-const RESPONSE_CODE: &str =
-    "k8s_gateway: other types than A, AAAA and TXT get NODATA for all names, and SOA gets the zone's";
-const WILDCARD: &str = "k8s_gateway: a wildcard stands for one label, also for names without a target";
+const LOOKED_UP: &str = "a hostname in a status is looked up; A and AAAA are answered";
+const EACH_ROUTE: &str = "a route has its hostnames at each Gateway that it names";
+const ALL_ENTRIES: &str = "each name of a DNSEndpoint has the targets of all its entries";
+const RESPONSE_CODE: &str = "other types than A, AAAA and TXT get NODATA for all names, and SOA gets the zone's; names above others are NXDOMAIN";
+const WILDCARD: &str = "a wildcard stands for one label, also for names without a target";
+const WITHOUT_TARGET: &str = "a name without a target doesn't exist; the next of `resources` has it";
 
-pub(super) const DEFAULTS: Table = Table {
-    rows: OF_DEFAULTS,
-    zone: ZONE,
-    options: "ttl 60\n        sources ingress service gateway dnsendpoint",
-    flags: &[ANYWHERE, ANNOTATIONS],
-};
+const fn of_plugin(options: &'static str, rows: &'static [Row]) -> Table {
+    Table { rows, zone: ZONE, plugin: "k8s_gateway", options, flags: &[] }
+}
 
-const OF_DEFAULTS: &[Row] = &[
+pub(super) const EVERY_RESOURCE: Table =
+    of_plugin("resources Ingress Service HTTPRoute TLSRoute GRPCRoute DNSEndpoint", OF_EVERY_RESOURCE);
+
+const OF_EVERY_RESOURCE: &[Row] = &[
     row(
         "README.md:16: the hosts of spec.rules of an Ingress; README.md:74: a TTL of 60 s",
         ingress!("web", "rules: [{host: a-$N.example.com}, {host: www.example.org}]", "{ip: 192.0.2.1}"),
@@ -42,13 +35,19 @@ const OF_DEFAULTS: &[Row] = &[
             gateway!("gw", "{name: web, $HTTP}", "{value: 192.0.2.1}"),
             route!("HTTPRoute", "web, annotations: {coredns.io/hostname: d.$Z}", "c.$Z", "{name: gw}")
         ),
-        &[("a A", "192.0.2.1"), ("b A", "192.0.2.1"), ("c A", "192.0.2.1"), ("d A", "192.0.2.1")],
-    )
-    .differs(SPEC_ALONE),
+        &[("a A", ABSENT), ("b A", ABSENT), ("c A", "192.0.2.1"), ("d A", ABSENT)],
+    ),
     row(
         "README.md:17: <service>.<namespace> of a load balancer",
         service!("web", "type: LoadBalancer", "{ip: 192.0.2.1}, {ip: '2001:db8::1'}"),
-        &[("web A", "192.0.2.1"), ("web AAAA", "2001:db8::1"), ("web MX", EMPTY), ("other A", ABSENT)],
+        &[
+            ("web A", "192.0.2.1"),
+            ("web AAAA", "2001:db8::1"),
+            ("web MX", EMPTY),
+            ("other A", ABSENT),
+            ("web-$N.example.com. A", ABSENT),
+            ("_http._tcp.web SRV", ABSENT),
+        ],
     ),
     row(
         "README.md:17: the annotation coredns.io/hostname, or external-dns.alpha.kubernetes.io/hostname",
@@ -65,9 +64,8 @@ const OF_DEFAULTS: &[Row] = &[
     row(
         "kubernetes.go:547: a Service with an annotation has no name <service>.<namespace>",
         service!("web, annotations: {coredns.io/hostname: a.$Z}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
-        &[("a A", "192.0.2.1"), ("web A", "192.0.2.1")],
-    )
-    .differs("`<service>.<namespace>.<zone>`, if the Service has no annotation"),
+        &[("a A", "192.0.2.1"), ("web A", ABSENT)],
+    ),
     row(
         "kubernetes.go:559: the first of the annotations alone counts",
         service!(
@@ -75,15 +73,25 @@ const OF_DEFAULTS: &[Row] = &[
             "type: LoadBalancer",
             "{ip: 192.0.2.1}"
         ),
-        &[("a A", "192.0.2.1"), ("b A", "192.0.2.1")],
-    )
-    .differs("annotation `coredns.io/hostname`, or else `external-dns.alpha.kubernetes.io/hostname`"),
+        &[("a A", "192.0.2.1"), ("b A", ABSENT)],
+    ),
     row(
-        "gateway.go:282: a name without the zone in the annotation",
-        service!("web, annotations: {coredns.io/hostname: a.$N}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
-        &[("a A", ABSENT)],
-    )
-    .differs("names in annotations: any, also without the zone, as in `web.shop`"),
+        "gateway.go:282: names without the zone",
+        concat!(
+            service!("web, annotations: {coredns.io/hostname: a.$N}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
+            ingress!("web", "rules: [{host: b.$N}, {host: '*.w.$N'}]", "{ip: 192.0.2.2}"),
+            gateway!("gw", "{name: web, $HTTP}", "{value: 192.0.2.3}"),
+            route!("HTTPRoute", "web", "c.$N", "{name: gw}"),
+            dns_endpoint!("web", "{dnsName: d.$N, recordType: A, targets: [192.0.2.4]}")
+        ),
+        &[
+            ("a A", "192.0.2.1"),
+            ("b A", "192.0.2.2"),
+            ("x.w A", "192.0.2.2"),
+            ("c A", "192.0.2.3"),
+            ("d A", "192.0.2.4"),
+        ],
+    ),
     row(
         "kubernetes.go:568: a wildcard in the annotation; words that aren't names are passed over",
         service!(
@@ -91,7 +99,7 @@ const OF_DEFAULTS: &[Row] = &[
             "type: LoadBalancer",
             "{ip: 192.0.2.1}"
         ),
-        &[("x.a A", "192.0.2.1"), ("c A", ABSENT), ("d A", ABSENT)],
+        &[("x.a A", "192.0.2.1"), ("c A", ABSENT), ("d.example.com. A", "192.0.2.1")],
     ),
     row(
         "kubernetes.go:535: Services of other types have no names",
@@ -107,7 +115,7 @@ const OF_DEFAULTS: &[Row] = &[
         service!("web", "type: LoadBalancer, externalIPs: [192.0.2.9]", "{ip: 192.0.2.1}"),
         &[("web A", "192.0.2.1")],
     )
-    .differs("`spec.externalIPs` of a Service instead of its status"),
+    .differs("`spec.externalIPs` of a Service in place of its status"),
     row(
         "kubernetes.go:749, 775: a hostname of the status is looked up, and goes before the address beside it",
         concat!(
@@ -156,20 +164,26 @@ const OF_DEFAULTS: &[Row] = &[
         ],
     ),
     row(
-        "kubernetes.go:456, 671: routes that aren't accepted, hostnames that no listener has, and no hostnames",
+        "kubernetes.go:456, 671: hostnames that no listener has, and no hostnames",
         concat!(
             gateway!("gw", "{name: web, $HTTP, hostname: '*.w.$Z'}", "{type: IPAddress, value: 192.0.2.1}"),
-            gateway!("plain", "{name: web, $HTTP}", "{type: IPAddress, value: 192.0.2.1}"),
+            route!("HTTPRoute", "other", "b.$Z", "{name: gw}"),
+            route!("GRPCRoute", "none", "", "{name: gw}")
+        ),
+        &[("b A", "192.0.2.1"), ("c.w A", ABSENT)],
+    ),
+    row(
+        "kubernetes.go:671: routes that aren't accepted",
+        concat!(
+            gateway!("gw", "{name: web, $HTTP}", "{type: IPAddress, value: 192.0.2.1}"),
             object!(
                 "gateway.networking.k8s.io/v1",
                 "HTTPRoute",
                 "refused",
-                "spec: {parentRefs: [{name: plain}], hostnames: [a.$Z]}"
-            ),
-            route!("HTTPRoute", "other", "b.$Z", "{name: gw}"),
-            route!("GRPCRoute", "none", "", "{name: gw}")
+                "spec: {parentRefs: [{name: gw}], hostnames: [a.$Z]}"
+            )
         ),
-        &[("a A", ABSENT), ("b A", ABSENT), ("c.w A", "192.0.2.1")],
+        &[("a A", ABSENT)],
     )
     .differs(EACH_ROUTE),
     row(
@@ -207,7 +221,7 @@ const OF_DEFAULTS: &[Row] = &[
         ),
         &[("a CNAME", "lb.example.net."), ("a A", "lb.example.net. 192.0.2.77"), ("b MX", "10 mail.example.net.")],
     )
-    .differs("A, AAAA, TXT"),
+    .differs("of the entries of DNSEndpoints, A, AAAA and TXT"),
     row(
         "gateway.go:204, 224: NODATA for the other family of addresses",
         concat!(
@@ -217,15 +231,18 @@ const OF_DEFAULTS: &[Row] = &[
         &[("a AAAA", EMPTY), ("b A", EMPTY), ("b AAAA", "2001:db8::1"), ("a CNAME", EMPTY)],
     ),
     row(
-        "gateway.go:201: an object without addresses",
-        service!("web", "type: LoadBalancer", ""),
-        &[("web A", EMPTY)],
+        "gateway.go:201, 336: an object without addresses",
+        concat!(
+            service!("web, annotations: {coredns.io/hostname: a.$Z}", "type: LoadBalancer", ""),
+            dns_endpoint!("web", "{dnsName: a.$Z, recordType: A, targets: [192.0.2.3]}")
+        ),
+        &[("a A", EMPTY)],
     )
-    .differs("a load balancer without a target yet: NXDOMAIN"),
+    .differs(WITHOUT_TARGET),
     row(
         "gateway.go:248, 266: SOA, and types that k8s_gateway doesn't have",
         ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
-        &[("a SOA", EMPTY), ("b MX", ABSENT), ("b SOA", ABSENT)],
+        &[("a SOA", EMPTY), ("b MX", ABSENT), ("b SOA", ABSENT), ("$Z. A", EMPTY)],
     )
     .differs(RESPONSE_CODE),
     row(
@@ -257,15 +274,14 @@ const OF_DEFAULTS: &[Row] = &[
             ingress!("web", "rules: [{host: web.$Z}]", "{ip: 192.0.2.1}"),
             service!("web", "type: LoadBalancer", "{ip: 192.0.2.2}")
         ),
-        &[("web A", "192.0.2.2")],
-    )
-    .differs("The default names of load balancers go before all sources."),
+        &[("web A", "192.0.2.1")],
+    ),
     row(
         "gateway_test.go:170: an Ingress with the zone as its host",
         ingress!("web", "rules: [{host: example.com}]", "{ip: 192.0.2.1}"),
         &[("example.com. A", EMPTY)],
     )
-    .differs("k8s_gateway: the zone itself may be a host"),
+    .differs("the zone itself may be a host"),
     row(
         "kubernetes.go:703: Ingresses with one host",
         concat!(
@@ -290,7 +306,7 @@ const OF_DEFAULTS: &[Row] = &[
         ),
         &[("a A", "192.0.2.2")],
     )
-    .differs("the targets of all objects with one name are united, in all namespaces"),
+    .differs("objects of several namespaces with one name are united"),
     row(
         "kubernetes.go:602: Services with one name",
         concat!(
@@ -307,33 +323,229 @@ const OF_DEFAULTS: &[Row] = &[
         ),
         &[("a A", "192.0.2.2")],
     )
-    .differs("several Services with one name: all addresses in the answer"),
+    .differs("several Services with one name: the addresses of all"),
     row(
-        "kubernetes.go:811: the label k8s-gateway.dns/ignore",
+        "README.md:160, kubernetes.go:811: the label k8s-gateway.dns/ignore",
         concat!(
             ingress!("one, labels: {k8s-gateway.dns/ignore: 'true'}", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
-            ingress!("two, annotations: {$L/managed: 'false'}", "rules: [{host: b.$Z}]", "{ip: 192.0.2.1}"),
-            service!("web, annotations: {$L/managed: 'false'}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
+            ingress!("two, labels: {k8s-gateway.dns/ignore: 'false'}", "rules: [{host: b.$Z}]", "{ip: 192.0.2.1}"),
+            service!("web, labels: {k8s-gateway.dns/ignore: 'true'}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
+            gateway!("gw", "{name: web, $HTTP}", "{value: 192.0.2.1}"),
+            route!("HTTPRoute", "web, labels: {k8s-gateway.dns/ignore: 'true'}", "c.$Z", "{name: gw}"),
             dns_endpoint!(
-                "two, annotations: {$L/managed: 'false'}",
-                "{dnsName: c.$Z, recordType: A, targets: [192.0.2.1]}"
+                "two, labels: {k8s-gateway.dns/ignore: 'true'}",
+                "{dnsName: d.$Z, recordType: A, targets: [192.0.2.1]}"
             )
         ),
-        &[("a A", "192.0.2.1"), ("b A", ABSENT), ("c A", ABSENT), ("web A", ABSENT)],
-    )
-    .differs("label `k8s-gateway.dns/ignore: \"true\"`"),
+        &[("a A", ABSENT), ("b A", "192.0.2.1"), ("web A", ABSENT), ("c A", ABSENT), ("d A", ABSENT)],
+    ),
     row(
-        "README.md:75: apex",
-        "",
-        &[("example.com. NS", "ns.dns.example.com."), ("dns1.kube-system.example.com. A", ABSENT)],
-    )
-    .differs("`apex`, `dns1.kube-system` by default"),
-    row("README.md:76: secondary", "", &[("example.com. NS", "ns.dns.example.com.")])
-        .differs("no second name is needed: all replicas answer alike"),
+        "gateway.go:48, apex.go:21: the default of apex, and names at and below it",
+        concat!(
+            service!("dns1" in "kube-system", "type: LoadBalancer", "{ip: 192.0.2.53}"),
+            ingress!(
+                "thief, creationTimestamp: '2020-01-01T00:00:00Z'",
+                "rules: [{host: dns1.kube-system.example.com}, {host: x.dns1.kube-system.example.com},
+                         {host: dns1.kube-system}]",
+                "{ip: 192.0.2.66}"
+            ),
+            service!(
+                "thief, annotations: {coredns.io/hostname: 'dns1.kube-system,x.dns1.kube-system.example.com'}",
+                "type: LoadBalancer",
+                "{ip: 192.0.2.66}"
+            )
+        ),
+        &[
+            ("example.com. NS", "dns1.kube-system.example.com."),
+            ("dns1.kube-system.example.com. A", "192.0.2.53"),
+            ("dns1.kube-system.example.com. AAAA", EMPTY),
+            ("x.dns1.kube-system.example.com. A", ABSENT),
+        ],
+    ),
+    row(
+        "no rule there: a younger object of another namespace for a name, and its wildcard",
+        concat!(
+            ingress!(
+                "web, creationTimestamp: '2026-01-01T00:00:00Z'",
+                "rules: [{host: bank.$Z}, {host: '*.bank.$Z'}]",
+                "{ip: 192.0.2.1}"
+            ),
+            ingress!(
+                "thief, creationTimestamp: '2026-01-02T00:00:00Z'" in "$M",
+                "rules: [{host: bank.$Z}, {host: '*.bank.$Z'}, {host: bank.$N}]",
+                "{ip: 192.0.2.66}"
+            ),
+            service!(
+                "thief, annotations: {coredns.io/hostname: bank.$Z}" in "$M",
+                "type: LoadBalancer",
+                "{ip: 192.0.2.66}"
+            )
+        ),
+        &[("bank A", "192.0.2.1"), ("x.bank A", "192.0.2.1")],
+    ),
+    row(
+        "gateway.go:136: names that only lb_linker reserves",
+        ingress!("web", "rules: [{host: dns.example.com}, {host: a.dns.example.com}]", "{ip: 192.0.2.1}"),
+        &[("dns.example.com. A", "192.0.2.1"), ("a.dns.example.com. A", "192.0.2.1")],
+    ),
 ];
 
-pub(super) const INGRESS_ALONE: Table = Table {
-    rows: &[row(
+pub(super) const DEFAULTS: Table = of_plugin(
+    "# no option",
+    &[row(
+        "setup.go:155, gateway.go:43: Ingress and Service, 60 s",
+        concat!(
+            ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
+            service!("web", "type: LoadBalancer", "{ip: 192.0.2.2}"),
+            dns_endpoint!("web", "{dnsName: c.$Z, recordType: A, targets: [192.0.2.3]}"),
+            gateway!("gw", "{name: web, $HTTP}", "{value: 192.0.2.4}"),
+            route!("HTTPRoute", "web", "d.$Z", "{name: gw}")
+        ),
+        &[
+            ("a A", "192.0.2.1"),
+            ("a A ttl", "60"),
+            ("web A", "192.0.2.2"),
+            ("c A", ABSENT),
+            ("d A", ABSENT),
+            ("dns1.kube-system.example.com. A", EMPTY),
+        ],
+    )],
+);
+
+/// Objects of all kinds at Gateways of their own, which ask for names in turn.
+const OF_ALL_KINDS: &str = concat!(
+    ingress!("web", "rules: [{host: a.$Z}, {host: b.$Z}]", "{ip: 192.0.2.1}"),
+    gateway!("gw3", "{name: web, $HTTP}", "{value: 192.0.2.3}"),
+    gateway!("gw4", "{name: tls, $TLS}", "{value: 192.0.2.4}"),
+    gateway!("gw5", "{name: web, $HTTP}", "{value: 192.0.2.5}"),
+    route!("HTTPRoute", "web", "a.$Z, b.$Z, c.$Z, d.$Z", "{name: gw3}"),
+    route!("TLSRoute", "web", "a.$Z, d.$Z", "{name: gw4}"),
+    route!("GRPCRoute", "web", "e.$Z", "{name: gw5}"),
+);
+
+pub(super) const ORDER: Table = of_plugin(
+    "resources TLSRoute Ingress HTTPRoute",
+    &[row(
+        "README.md:70, gateway.go:94, 331: the order of resources, also of the kinds of routes",
+        OF_ALL_KINDS,
+        &[
+            ("a A", "192.0.2.4"),
+            ("b A", "192.0.2.1"),
+            ("c A", "192.0.2.3"),
+            ("d A", "192.0.2.4"),
+            ("e A", ABSENT),
+        ],
+    )],
+);
+
+pub(super) const OTHER_ORDER: Table = of_plugin(
+    "resources GRPCRoute HTTPRoute TLSRoute Ingress",
+    &[row(
+        "README.md:70, gateway.go:94, 331: another order of resources",
+        OF_ALL_KINDS,
+        &[
+            ("a A", "192.0.2.3"),
+            ("b A", "192.0.2.3"),
+            ("c A", "192.0.2.3"),
+            ("d A", "192.0.2.3"),
+            ("e A", "192.0.2.5"),
+        ],
+    )],
+);
+
+pub(super) const CLASSES: Table = of_plugin(
+    "resources Ingress HTTPRoute\n        ingressClasses nginx internal\n        gatewayClasses envoy",
+    &[
+        row(
+            "README.md:71: ingressClasses",
+            concat!(
+                ingress!("one", "ingressClassName: nginx, rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
+                ingress!("two", "ingressClassName: internal, rules: [{host: b.$Z}]", "{ip: 192.0.2.1}"),
+                ingress!("three", "ingressClassName: other, rules: [{host: c.$Z}]", "{ip: 192.0.2.1}")
+            ),
+            &[("a A", "192.0.2.1"), ("b A", "192.0.2.1"), ("c A", ABSENT)],
+        ),
+        row(
+            "kubernetes.go:707: an Ingress without a class, which ends k8s_gateway with a panic",
+            ingress!("one", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
+            &[("a A", ABSENT)],
+        ),
+        row(
+            "README.md:72: gatewayClasses",
+            concat!(
+                gateway!("gw", "{name: web, $HTTP}", "{value: 192.0.2.1}"),
+                "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n",
+                "metadata: {namespace: $N, name: other}\n",
+                "spec: {gatewayClassName: istio, listeners: [{name: web, $HTTP}]}\n",
+                "status: {addresses: [{value: 192.0.2.2}]}\n",
+                route!("HTTPRoute", "one", "a.$Z", "{name: gw}"),
+                route!("HTTPRoute", "two", "b.$Z", "{name: other}"),
+                route!("HTTPRoute", "three", "c.$Z", "{name: gw}", "{name: other}")
+            ),
+            &[("a A", "192.0.2.1"), ("b A", ABSENT), ("c A", "192.0.2.1")],
+        ),
+    ],
+);
+
+pub(super) const SELECTORS: Table = of_plugin(
+    "resources Ingress Service\n        serviceLabelSelectors tier=web,!old \"env in (a,b)\"",
+    &[row(
+        "README.md:73, kubernetes.go:582: serviceLabelSelectors, whose Services are united",
+        concat!(
+            service!("one, labels: {tier: web}", "type: LoadBalancer", "{ip: 192.0.2.1}"),
+            service!("two, labels: {env: b}", "type: LoadBalancer", "{ip: 192.0.2.2}"),
+            service!("both, labels: {tier: web, env: a}", "type: LoadBalancer", "{ip: 192.0.2.3}"),
+            service!("old, labels: {tier: web, old: ''}", "type: LoadBalancer", "{ip: 192.0.2.4}"),
+            service!("none", "type: LoadBalancer", "{ip: 192.0.2.5}"),
+            ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.6}")
+        ),
+        &[
+            ("one A", "192.0.2.1"),
+            ("two A", "192.0.2.2"),
+            ("both A", "192.0.2.3"),
+            ("old A", ABSENT),
+            ("none A", ABSENT),
+            ("a A", "192.0.2.6"),
+        ],
+    )],
+);
+
+/// The example of the README, without its kubeconfig.
+pub(super) const README: Table = of_plugin(
+    "resources Ingress\n        ttl 30\n        apex exdns-1-k8s-gateway.kube-system\n        \
+     secondary exdns-2-k8s-gateway.kube-system",
+    &[
+        row(
+            "README.md:74: ttl; apex.go:75: SOA and NS have 60 s",
+            ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
+            &[("a A ttl", "30"), ("example.com. NS ttl", "60"), ("example.com. SOA ttl", "60")],
+        ),
+        row(
+            "README.md:75-76, 166: apex and secondary, with the addresses of their Services",
+            concat!(
+                service!("exdns-1-k8s-gateway" in "kube-system", "type: LoadBalancer", "{ip: 198.51.100.1}"),
+                service!("exdns-2-k8s-gateway" in "kube-system", "type: LoadBalancer", "{ip: 203.0.113.11}"),
+                ingress!(
+                    "thief",
+                    "rules: [{host: exdns-2-k8s-gateway.kube-system.example.com}]",
+                    "{ip: 192.0.2.66}"
+                )
+            ),
+            &[
+                (
+                    "example.com. NS",
+                    "exdns-1-k8s-gateway.kube-system.example.com. exdns-2-k8s-gateway.kube-system.example.com.",
+                ),
+                ("exdns-1-k8s-gateway.kube-system.example.com. A", "198.51.100.1"),
+                ("exdns-2-k8s-gateway.kube-system.example.com. A", "203.0.113.11"),
+            ],
+        ),
+    ],
+);
+
+pub(super) const INGRESS_ALONE: Table = of_plugin(
+    "resources Ingress",
+    &[row(
         "README.md:70: resources Ingress",
         concat!(
             ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
@@ -346,13 +558,11 @@ pub(super) const INGRESS_ALONE: Table = Table {
         ),
         &[("a A", "192.0.2.1"), ("b A", ABSENT), ("c A", ABSENT), ("web A", ABSENT)],
     )],
-    zone: ZONE,
-    options: "sources ingress",
-    flags: &[ANYWHERE, ANNOTATIONS],
-};
+);
 
-pub(super) const FALLTHROUGH: Table = Table {
-    rows: &[
+pub(super) const FALLTHROUGH: Table = of_plugin(
+    "fallthrough",
+    &[
         row(
             "README.md:78: fallthrough, for names that no object has",
             ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
@@ -363,15 +573,13 @@ pub(super) const FALLTHROUGH: Table = Table {
             service!("web", "type: LoadBalancer", ""),
             &[("web A", EMPTY)],
         )
-        .differs("k8s_gateway: `fallthrough` also passes on queries for names without a target"),
+        .differs("`fallthrough` also passes on names without a target"),
     ],
-    zone: ZONE,
-    options: "sources ingress service\n        fallthrough",
-    flags: &[],
-};
+);
 
-pub(super) const FALLTHROUGH_OF_A_ZONE: Table = Table {
-    rows: &[
+pub(super) const FALLTHROUGH_OF_A_ZONE: Table = of_plugin(
+    "fallthrough n0.example.com",
+    &[
         row(
             "README.md:78: fallthrough n0.example.com, for a name there",
             ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
@@ -379,21 +587,19 @@ pub(super) const FALLTHROUGH_OF_A_ZONE: Table = Table {
         ),
         row("README.md:78: fallthrough n0.example.com, for other names", "", &[("b A", ABSENT)]),
     ],
-    zone: ZONE,
-    options: "sources ingress service\n        fallthrough n0.example.com",
-    flags: &[],
-};
+);
 
-/// The Corefile of the chart, with *lb_linker* in the place of *k8s_gateway*.
-pub(super) const CHART: Table = Table {
-    rows: &[
+/// The lines of the chart's Corefile with its default values.
+pub(super) const CHART: Table = of_plugin(
+    "apex exdns-k8s-gateway.kube-system\n        ttl 300\n        resources Ingress Service",
+    &[
         row(
-            "charts/k8s-gateway/values.yaml:31: ttl 300",
+            "charts/k8s-gateway/values.yaml:31: ttl 300; templates/configmap.yaml:21: apex",
             ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
-            &[("a A ttl", "300")],
+            &[("a A ttl", "300"), ("example.com. NS", "exdns-k8s-gateway.kube-system.example.com.")],
         ),
         row(
-            "charts/k8s-gateway/templates/configmap.yaml:17: dnsChallenge.enabled",
+            "charts/k8s-gateway/templates/configmap.yaml:15: dnsChallenge.enabled",
             ingress!("web", "rules: [{host: a.$Z}]", "{ip: 192.0.2.1}"),
             &[("_acme-challenge.a CNAME", "a.$N.dns01.example.net."), ("a A", "192.0.2.1")],
         ),
@@ -406,7 +612,4 @@ pub(super) const CHART: Table = Table {
             &[("web A", "192.0.2.1"), ("b A", ABSENT)],
         ),
     ],
-    zone: ZONE,
-    options: "ttl 300\n        sources ingress service",
-    flags: &[ANYWHERE, ANNOTATIONS],
-};
+);

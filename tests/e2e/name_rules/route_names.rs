@@ -4,7 +4,7 @@ use super::{ABSENT, EMPTY, Row, WITHOUT_COUNTERPART, row};
 
 const OTHER_ROUTES: &str = "TCPRoutes, UDPRoutes, and references to Services aren't followed.";
 const ANNOTATED: &str =
-    "ExternalDNS: a wildcard in the annotation `hostname` of a route is narrowed to a listener's hostname";
+    "a wildcard in the annotation `hostname` of a route is narrowed to a listener's hostname";
 
 pub(super) const ROWS: &[Row] = &[
     row(

@@ -2,9 +2,9 @@
 
 use super::{ABSENT, EMPTY, OPTIONS, Row, row};
 
-const TRUST: &str = "ExternalDNS: `allowedListeners`, the labels of namespaces, and `Accepted` of each \
+const TRUST: &str = "`allowedListeners`, the labels of namespaces, and `Accepted` of each \
                      listener of a ListenerSet are checked";
-const STATUS: &str = "ExternalDNS: the status for a parent counts whatever its `sectionName` and `port`";
+const STATUS: &str = "the status for a parent counts whatever its `sectionName` and `port`";
 
 macro_rules! listener_set {
     ($metadata:literal, $spec:literal, $accepted:literal) => {
@@ -278,7 +278,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a CNAME", "lb.example.com."), ("a A", "lb.example.com.")],
     )
-    .differs("ExternalDNS: hostnames and addresses of one object are CNAME, A and AAAA records of its names"),
+    .differs("hostnames and addresses of one object are CNAME, A and AAAA records of its names"),
     row(
         "source/gateway.go:540: addresses of a Gateway of any type",
         concat!(

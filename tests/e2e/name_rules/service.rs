@@ -2,8 +2,7 @@
 
 use super::{ABSENT, EMPTY, Row, row};
 
-const OTHER_TYPES: &str =
-    "ExternalDNS: Services of the types ClusterIP, NodePort and ExternalName have names, too";
+const OTHER_TYPES: &str = "Services of the types ClusterIP, NodePort and ExternalName have names, too";
 
 pub(super) const ROWS: &[Row] = &[
     row(
@@ -20,7 +19,7 @@ pub(super) const ROWS: &[Row] = &[
         service!("web", "type: LoadBalancer", "{ip: 192.0.2.1}"),
         &[("web A", "192.0.2.1"), ("web-$N.lb.internal. A", "192.0.2.1")],
     )
-    .differs("ExternalDNS: load balancers have no names but those of annotations"),
+    .differs("load balancers have no names but those of annotations"),
     row(
         "docs/flags.md:23: --annotation-prefix, as ExternalDNS had it before 0.22",
         service!(
@@ -67,9 +66,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("b A", "10.96.0.1"), ("b AAAA", "fd00::1")],
     )
-    .differs(
-        "ExternalDNS: `internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`",
-    ),
+    .differs("`internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`"),
     row(
         "source/service.go:520: the annotation target goes before the cluster IP",
         service!(
@@ -79,9 +76,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("b A", "10.96.0.1")],
     )
-    .differs(
-        "ExternalDNS: `internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`",
-    ),
+    .differs("`internal-hostname` leads to `spec.clusterIP` alone, or to the annotation `target`"),
     row(
         "docs/sources/service.md:48: spec.externalIPs in place of the status",
         service!(
@@ -106,7 +101,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a CNAME", "lb.example.com.")],
     )
-    .differs("ExternalDNS: hostnames and addresses of one object are CNAME, A and AAAA records of its names"),
+    .differs("hostnames and addresses of one object are CNAME, A and AAAA records of its names"),
     row(
         "docs/sources/service.md:52: --resolve-service-load-balancer-hostname",
         service!("web, annotations: {$E/hostname: a.$Z}", "type: LoadBalancer", "{hostname: lb.example.net}"),

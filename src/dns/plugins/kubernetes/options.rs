@@ -9,12 +9,12 @@ use kube::config::{Kubeconfig, KubeconfigError};
 
 use super::NAME;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::selector::selector;
 use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
+use crate::label_selector::selector;
 use crate::model::api_server::server_url;
 use crate::model::excerpt::{examples, sentence};
 use crate::model::hostname::to_presentation;
@@ -374,7 +374,11 @@ fn tls(setup: &Setup<'_>, option: &Directive) -> Result<ClientTls, CorefileError
 }
 
 /// Checks that a kubeconfig can be read, and has the context, by default the current one, with an API server.
-fn check_kubeconfig(word: &Token, path: &Path, context: Option<&Token>) -> Result<(), CorefileError> {
+pub(in crate::dns::plugins) fn check_kubeconfig(
+    word: &Token,
+    path: &Path,
+    context: Option<&Token>,
+) -> Result<(), CorefileError> {
     let place = path.display();
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| {
         let why = match error {

@@ -25,11 +25,12 @@ use crate::dns::message::zone_set::absolute;
 use crate::dns::plugins::lb_linker::zone::lookup::{Node, ZoneQuery};
 use crate::model::link::{Link, Target};
 use crate::model::names;
-use crate::model::owner::{self, Source};
+use crate::model::owner::{self, K8sGateway, Source};
+use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::store::{Input, NameDependency, Store};
 use dependencies::Lookups;
-use link_names::LinkNames;
+use link_names::{LinkNames, OwnNames};
 use records::{addresses, declared, pointers, record};
 use reverse::Reverse;
 
@@ -37,6 +38,8 @@ pub use dependencies::ZoneDependencies;
 
 /// The default TTL of records and of negative answers (RFC 2308), in seconds.
 pub const TTL: u32 = 5;
+/// The TTL of SOA and NS records, and of negative answers, in zones of *k8s_gateway*, in seconds.
+const K8S_GATEWAY_TTL: u32 = 60;
 /// SOA timers for secondaries, in seconds: refresh, retry, expire (RFC 1035 section 3.3.13).
 const SOA_TIMERS: (i32, i32, i32) = (7200, 1800, 86400);
 
@@ -57,7 +60,8 @@ pub struct ZoneOptions {
     pub addresses: Vec<IpAddr>,
     /// The default TTL of the zone's records, and the negative TTL, in seconds.
     pub ttl: u32,
-    /// The label below the origin that is reserved for the zone itself: the name server is `ns.<apex>.<zone>`.
+    /// The label below the origin that is reserved for the zone itself: the name server is `ns.<apex>.<zone>`. In a zone of
+    /// *k8s_gateway* the name of the name server itself.
     pub apex: String,
     /// The sources in their order, and the classes of Ingresses and Gateways.
     pub sources: Vec<Source>,
@@ -65,6 +69,8 @@ pub struct ZoneOptions {
     pub gateway_classes: Vec<Box<str>>,
     /// The remote clusters, each with a domain below the zone.
     pub remotes: Arc<[Arc<str>]>,
+    /// What a zone of *k8s_gateway* has besides.
+    pub k8s_gateway: Option<K8sGateway>,
 }
 
 /// The kind of a zone, with the names that it contains besides the apex.
@@ -74,13 +80,17 @@ enum ZoneKind {
     Reverse(Reverse),
 }
 
-/// The name server of a zone, and the default TTL of the zone in seconds.
+/// The name servers of a zone, and the TTLs of the zone in seconds.
 #[derive(Clone, Debug)]
 struct Authority {
-    name_server: Name,
+    /// At least one.
+    name_servers: Vec<Name>,
     hostmaster: Name,
     addresses: Vec<IpAddr>,
+    /// The default TTL of records.
     ttl: u32,
+    /// The TTL of SOA and NS records, and of negative answers.
+    own_ttl: u32,
 }
 
 #[derive(Debug)]
@@ -123,6 +133,7 @@ impl Default for ZoneOptions {
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
             remotes: Arc::default(),
+            k8s_gateway: None,
         }
     }
 }
@@ -133,25 +144,54 @@ impl Zone {
     /// Returns the zone of an origin.
     ///
     /// # Errors
-    /// Fails if the origin is too long for names below it, or if the apex isn't a label.
+    /// Fails if the origin is too long for names below it, or if the apex isn't a label or, in a zone of *k8s_gateway*, a
+    /// name.
     pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
-        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes, remotes } =
-            options;
+        let ZoneOptions {
+            addresses,
+            ttl,
+            apex,
+            sources,
+            ingress_classes,
+            gateway_classes,
+            k8s_gateway,
+            remotes,
+        } = options;
         let apex = apex.to_ascii_lowercase();
-        if !names::is_label(&apex) {
+        let secondary = k8s_gateway.as_ref().and_then(|own| own.secondary.clone());
+        let servers: Vec<&str> = std::iter::once(&*apex).chain(secondary.as_deref()).collect();
+        if k8s_gateway.is_none() && !names::is_label(&apex) {
             return Err(ProtoError::from(format!("{apex:?} isn't a label")));
         }
         let origin = absolute(origin);
-        let below = |labels: &[&str]| Name::from_labels(labels.iter().copied())?.append_domain(&origin);
-        let (name_server, hostmaster) = (below(&["ns", &apex])?, below(&["hostmaster"])?);
-        let apex_label = apex.as_str().into();
+        let below =
+            |labels: &mut dyn Iterator<Item = &str>| Name::from_labels(labels)?.append_domain(&origin);
+        let of_server = |server: &&str| below(&mut server.split('.'));
+        let wire_of = |server: &&str| {
+            let wire = names::wire_of(server).map(Into::into);
+            wire.ok_or_else(|| ProtoError::from(format!("{server:?} isn't a name")))
+        };
+        let (name_servers, hostmaster, own, own_ttl) = match &k8s_gateway {
+            None => {
+                let hostmaster = below(&mut ["hostmaster"].into_iter())?;
+                let server = below(&mut ["ns", &*apex].into_iter())?;
+                (vec![server], hostmaster, OwnNames::Below(apex.as_str().into()), ttl)
+            }
+            Some(_) => {
+                let hostmaster = below(&mut ["hostmaster"].into_iter().chain(apex.split('.')))?;
+                let own = servers.iter().map(wire_of).collect::<Result<_, _>>()?;
+                let servers = servers.iter().map(of_server).collect::<Result<_, _>>()?;
+                (servers, hostmaster, OwnNames::Services(own), K8S_GATEWAY_TTL)
+            }
+        };
+        let apex = apex.into();
         let configured =
-            owner::Zone { apex: apex_label, sources, ingress_classes, gateway_classes, ..(&origin).into() };
+            owner::Zone { apex, sources, ingress_classes, gateway_classes, k8s_gateway, ..(&origin).into() };
         let mut all = configured.with_remotes(&remotes);
         let (configured, domains) = (all.remove(0), Arc::<[owner::Zone]>::from(all));
-        let has_default_names = configured.has(&Source::SERVICES);
-        let names = LinkNames::new(origin.clone(), apex, has_default_names, Arc::clone(&domains));
-        let authority = Authority { name_server, hostmaster, addresses, ttl };
+        let has_default_names = configured.has_default_names();
+        let names = LinkNames::new(origin.clone(), own, has_default_names, Arc::clone(&domains));
+        let authority = Authority { name_servers, hostmaster, addresses, ttl, own_ttl };
         Ok(Self { origin, names: ZoneKind::LinkNames(names), authority, configured, domains })
     }
 
@@ -185,10 +225,11 @@ impl Zone {
         &self.configured
     }
 
-    /// Returns the zone's TTL in seconds, which is also the maximum negative TTL for the target of a CNAME of the zone.
+    /// Returns the TTL of negative answers in seconds, which is also the maximum negative TTL for the target of a CNAME of the
+    /// zone.
     #[must_use]
-    pub fn ttl(&self) -> u32 {
-        self.authority.ttl
+    pub fn negative_ttl(&self) -> u32 {
+        self.authority.own_ttl
     }
 
     /// Returns the part of `name` below the origin in the form of [`names::wire`], if `name` is in the zone.
@@ -235,7 +276,9 @@ impl Zone {
                 .filter(|_| unlisted.is_some())
                 .unwrap_or_else(|| ZoneAnswer::not_ready(store.is_known(Input::Services)));
         }
-        let may_change = domain.is_none() && node.may_change(relative);
+        let has_default_names = self.configured.has_default_names();
+        let may_change = node.may_change(relative) || !has_default_names && matches!(node, Node::Link(_));
+        let may_change = domain.is_none() && may_change;
         let is_incomplete =
             snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved, qtype));
         if !synced && (may_change || is_incomplete) {
@@ -283,7 +326,7 @@ impl Zone {
     ) -> bool {
         match node {
             Node::Nothing | Node::Empty => true,
-            Node::Link(link) if LinkNames::is_default_name(&link.key, relative) => false,
+            Node::Link(link) if self.is_default_name(&link.key, relative) => false,
             Node::Link(link) => {
                 zone.is_before_target(source, &link.key)
                     || !store.has_exactly(&[relative, &*self.configured.origin].concat())
@@ -294,6 +337,10 @@ impl Zone {
 
     fn is_reverse(&self) -> bool {
         matches!(self.names, ZoneKind::Reverse(_))
+    }
+
+    fn is_default_name(&self, key: &ServiceKey, relative: &[u8]) -> bool {
+        self.configured.has_default_names() && LinkNames::is_default_name(key, relative)
     }
 
     /// Returns the answer from the links of a snapshot; `None` for a name without data in the snapshot, because the
@@ -375,19 +422,34 @@ impl Zone {
         links: &[Arc<Link>],
         answer: &mut ZoneAnswer,
     ) {
-        let Authority { name_server, addresses: ips, ttl, .. } = &self.authority;
         match zone_query.qtype {
             RecordType::SOA | RecordType::ANY => {
                 answer.answers.push(self.soa(zone_query.store, zone_query.name));
             }
-            RecordType::NS => {
-                answer.answers.push(record(zone_query.name, *ttl, RData::NS(NS(name_server.clone()))));
-                for qtype in [RecordType::A, RecordType::AAAA] {
-                    answer.additionals.extend(addresses(name_server, *ttl, ips, qtype));
-                }
-                answer.hops.push(Hop { name: name_server.clone(), target_of: None });
-            }
+            RecordType::NS => self.name_servers(zone_query, lookups, answer),
             _ => answer.answers = self.pointers(zone_query, lookups, links),
+        }
+    }
+
+    fn name_servers(&self, zone_query: &ZoneQuery<'_>, lookups: &mut Lookups<'_>, answer: &mut ZoneAnswer) {
+        let Authority { name_servers, addresses: ips, own_ttl, .. } = &self.authority;
+        let forward = match &self.names {
+            ZoneKind::LinkNames(forward) if self.configured.k8s_gateway.is_some() => Some(forward),
+            _ => None,
+        };
+        for (number, name_server) in name_servers.iter().enumerate() {
+            let data = RData::NS(NS(name_server.clone()));
+            answer.answers.push(record(zone_query.name, *own_ttl, data));
+            let link = forward.and_then(|forward| forward.link_of_server(lookups, number));
+            let ips = match link.as_ref().map(|link| &link.target) {
+                Some(Some(Target::Addresses(ips))) => &ips[..],
+                None if forward.is_none() => &ips[..],
+                _ => &[],
+            };
+            for qtype in [RecordType::A, RecordType::AAAA] {
+                answer.additionals.extend(addresses(name_server, *own_ttl, ips, qtype));
+            }
+            answer.hops.push(Hop { name: name_server.clone(), target_of: None });
         }
     }
 
@@ -411,7 +473,7 @@ impl Zone {
             }
             // Only a link's default names have SRV records, not its custom hostnames.
             Some(Target::Addresses(_))
-                if qtype == RecordType::SRV && LinkNames::is_default_name(&link.key, zone_query.relative) =>
+                if qtype == RecordType::SRV && self.is_default_name(&link.key, zone_query.relative) =>
             {
                 let ports: Vec<u16> = link.ports.iter().map(|port| port.port).collect();
                 self.services(zone_query, lookups, link, &ports, answer);
@@ -452,12 +514,13 @@ impl Zone {
 
     fn soa(&self, store: &Store, owner: &Name) -> Record {
         let (refresh, retry, expire) = SOA_TIMERS;
-        let Authority { name_server, hostmaster, ttl, .. } = &self.authority;
+        let Authority { name_servers, hostmaster, own_ttl, .. } = &self.authority;
         // RFC 2308 section 4: MINIMUM is the negative TTL.
         #[expect(clippy::cast_possible_truncation, reason = "DNS has the low 32 bits")]
         let serial = store.serial() as u32;
-        let soa = SOA::new(name_server.clone(), hostmaster.clone(), serial, refresh, retry, expire, *ttl);
-        record(owner, *ttl, RData::SOA(soa))
+        let name_server = name_servers.first().cloned().unwrap_or_default();
+        let soa = SOA::new(name_server, hostmaster.clone(), serial, refresh, retry, expire, *own_ttl);
+        record(owner, *own_ttl, RData::SOA(soa))
     }
 }
 

@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::model::hostname_policy::{HOSTNAME, INTERNAL_HOSTNAME};
 use crate::model::link::Target;
+use crate::model::owner::{K8sGateway, Zone};
 use crate::store::OnGone;
 use crate::sync::k8s::annotations::{TARGET, TTL};
 
@@ -257,5 +258,82 @@ fn ttl_annotation_accepts_0_to_3600_seconds() {
         let (observed, unusable) = service.observe(&HostnamePolicy::default(), &Store::new(OnGone::Kept));
         assert_eq!(observed.annotations.ttl, expected, "{text}");
         assert_eq!(unusable.len(), usize::from(expected.is_none()));
+    }
+}
+
+/// Returns the names that a Service `web` of `shop` gets in zones of *k8s_gateway*, and what is refused. Another zone is of
+/// *lb_linker*; `lab.example` has Services with one of two labels.
+fn names_of_k8s_gateway(metadata: serde_json::Value) -> (String, String) {
+    let name = |text: &str| Name::from_ascii(text).unwrap();
+    let zone = |origin: &str, service_selectors: &[&str]| Zone {
+        apex: "dns1.kube-system".into(),
+        k8s_gateway: Some(K8sGateway {
+            secondary: Some("two.kube-system".into()),
+            service_selectors: service_selectors.iter().map(|text| (*text).into()).collect(),
+        }),
+        ..(&name(origin)).into()
+    };
+    let zones =
+        vec![(&name("lb.internal.")).into(), zone("example.com.", &[]), zone("lab.example.", &["a=b", "c"])];
+    let origins = ["lb.internal.", "example.com.", "lab.example."].map(name).to_vec();
+    let targets = TargetPolicy { zones: origins, ..Default::default() };
+    let policy = HostnamePolicy { targets, zones, ..Default::default() };
+    let mut service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});
+    for (key, default) in [("namespace", "shop"), ("name", "web")] {
+        let own = &mut service["metadata"][key];
+        if own.is_null() {
+            *own = default.into();
+        }
+    }
+    let service: Service = serde_json::from_value(service).unwrap();
+    let (observed, unusable) = service.observe(&policy, &Store::new(OnGone::Kept));
+    let names = observed.annotations.hostnames.join(" ");
+    (names, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+}
+
+#[test]
+fn names_in_zones_of_k8s_gateway_follow_its_rules() {
+    const OWN: &str = "coredns.io/hostname";
+    const OTHER: &str = "external-dns.alpha.kubernetes.io/hostname";
+    for (metadata, expected) in [
+        (json!({}), "web.shop.example.com"),
+        (json!({"labels": {"a": "b"}}), "web.shop.example.com web.shop.lab.example"),
+        (json!({"labels": {"c": ""}}), "web.shop.example.com web.shop.lab.example"),
+        (json!({"labels": {"k8s-gateway.dns/ignore": "true"}}), ""),
+        (json!({"labels": {"k8s-gateway.dns/ignore": "false"}}), "web.shop.example.com"),
+        (json!({"annotations": {OWN: "A.example.com, *.b.Example.com."}}), "*.b.example.com a.example.com"),
+        (json!({"annotations": {OWN: "a.example.com", OTHER: "b.example.com"}}), "a.example.com"),
+        (json!({"annotations": {OTHER: "b.example.com"}}), "b.example.com"),
+        (json!({"annotations": {OWN: ""}}), ""),
+        (json!({"annotations": {OWN: "a.b"}, "labels": {"c": ""}}), "a.b.example.com a.b.lab.example"),
+        (json!({"annotations": {OWN: "a.lab.example,b.example.com"}}), "b.example.com"),
+        (json!({"annotations": {OWN: "web.shop.lb.internal,x.y.lb.internal"}}), ""),
+        (json!({"annotations": {HOSTNAME: "x.example.com"}}), "web.shop.example.com x.example.com"),
+        (json!({"namespace": "kube-system", "name": "dns1"}), ""),
+    ] {
+        assert_eq!(
+            names_of_k8s_gateway(metadata.clone()),
+            (expected.to_owned(), String::new()),
+            "{metadata}"
+        );
+    }
+}
+
+#[test]
+fn reserved_names_of_k8s_gateway_are_refused() {
+    for name in ["dns1.kube-system", "x.dns1.kube-system", "two.kube-system.example.com", "deleted"] {
+        let (names, why) = names_of_k8s_gateway(json!({"annotations": {"coredns.io/hostname": name}}));
+        assert!(
+            names.is_empty() && why.contains("is reserved for example.com itself"),
+            "{name}: {names} {why}"
+        );
+    }
+    for name in ["example.com", "b..a", "-a"] {
+        let (names, why) = names_of_k8s_gateway(json!({"annotations": {"coredns.io/hostname": name}}));
+        assert!(names.is_empty() && !why.is_empty(), "{name}: {names} {why}");
+    }
+    for name in ["dns.example.com", "kube-system.example.com", "dns2.kube-system"] {
+        let (names, why) = names_of_k8s_gateway(json!({"annotations": {"coredns.io/hostname": name}}));
+        assert!(!names.is_empty() && why.is_empty(), "{name}: {names} {why}");
     }
 }

@@ -10,14 +10,14 @@ use super::{DnsEndpoint, Entry};
 use crate::model::hostname::{Hostname, host_name, to_presentation};
 use crate::model::hostname_policy::in_stored_form;
 use crate::model::link::{Annotations, Link, Target};
-use crate::model::names;
 use crate::model::owner::{Source, Zone};
 use crate::model::records::{RecordData, RecordKind, Records, smallest};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::sync::k8s::annotations::{self, MANAGED, MAX_TTL, PREFIX};
-use crate::sync::source::names::object::{Rules, created, created_at, uid};
+use crate::sync::k8s::k8s_gateway::is_ignored;
+use crate::sync::source::names::object::{Rules, created, created_at, uid, zone_of};
 use crate::sync::source::names::shared::{Claim, MAX_SHARED};
 
 /// Maximum number of entries of an object, and of targets of an entry, that count.
@@ -74,15 +74,13 @@ impl DnsEndpoint {
         let mut all: BTreeMap<String, Declared<'_>> = BTreeMap::new();
         let mut is_dependent = false;
         for entry in self.spec.endpoints.iter().take(MAX_ENTRIES).flatten() {
-            let name = in_stored_form(&entry.dns_name);
-            if !is_ours(&name, namespace, rules) {
-                continue;
-            }
-            is_dependent |= entry.has_own_target(rules);
-            if let Some(parsed) = entry.parse(namespace, &name, rules, &mut unusable) {
-                let ttl = entry.ttl(&name, &mut unusable);
-                let declared = all.entry(name.clone()).or_default();
-                declared.add(entry, parsed, ttl, &name, &mut unusable);
+            for name in entry.names(rules).into_iter().filter(|name| self.is_ours(name, rules)) {
+                is_dependent |= entry.has_own_target(rules);
+                if let Some(parsed) = entry.parse(namespace, &name, rules, &mut unusable) {
+                    let ttl = entry.ttl(&name, &mut unusable);
+                    let declared = all.entry(name.clone()).or_default();
+                    declared.add(entry, parsed, ttl, &name, &mut unusable);
+                }
             }
         }
         let ignored = self.spec.endpoints.len().saturating_sub(MAX_ENTRIES);
@@ -127,6 +125,15 @@ impl DnsEndpoint {
         before.filter(|before| ***before == link).cloned().unwrap_or_else(|| Arc::new(link))
     }
 
+    /// Returns whether a name lies in a zone with names of DNSEndpoints. Names elsewhere are those of other DNS servers.
+    fn is_ours(&self, name: &str, rules: &Rules) -> bool {
+        let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
+        let source = Source::DNS_ENDPOINTS.in_cluster_of(namespace);
+        let has_names =
+            |zone: &Zone| zone.has(&source) && (zone.k8s_gateway.is_none() || !is_ignored(&self.metadata));
+        zone_of(name, &rules.zones).is_some_and(has_names)
+    }
+
     fn unknown_annotations(&self) -> Option<Rejection> {
         let mut rejection = Rejection::new(RejectedField::Annotation, "the annotation");
         let all = self.metadata.annotations.iter().flatten().map(|(key, _)| key);
@@ -137,13 +144,15 @@ impl DnsEndpoint {
     }
 }
 
-/// Returns whether a name lies in a zone with names of DNSEndpoints. Names elsewhere are those of other DNS servers.
-fn is_ours(name: &str, namespace: &str, rules: &Rules) -> bool {
-    let zone = names::wire_of(name).and_then(|wire| Zone::closest(&rules.zones, &wire));
-    zone.is_some_and(|zone| zone.has(&Source::DNS_ENDPOINTS.in_cluster_of(namespace)))
-}
-
 impl Entry {
+    /// Returns the name, or those below the zones of *k8s_gateway*.
+    fn names(&self, rules: &Rules) -> Vec<String> {
+        match Zone::k8s_gateway_names(&rules.zones, &self.dns_name) {
+            names if names.is_empty() => vec![in_stored_form(&self.dns_name)],
+            names => names,
+        }
+    }
+
     fn has_own_target(&self, rules: &Rules) -> bool {
         let host = self.targets.first().filter(|_| self.record_type == "CNAME");
         let host = host.and_then(|host| host_name(host).ok());

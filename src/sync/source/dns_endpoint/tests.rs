@@ -458,7 +458,7 @@ fn cname_to_a_name_of_another_namespace_is_checked_again() {
     let owner = Owner { source: Source::DNS_ENDPOINTS, key: ServiceKey::new("free", hosts[1]) };
     let target = Some(Target::Addresses(["192.0.2.1".parse().unwrap()].into()));
     let link = Link { target, ..Link::new(Source::DNS_ENDPOINTS.target_key(&owner.key), "f") };
-    let claims = Claims { created: 0, names: [hosts[1].into()].into() };
+    let claims = Claims { created: 0, names: [hosts[1].into()].into(), ..Default::default() };
     world.store.observe(&owner, &claims, &Arc::new(link), None);
     world.names.recheck();
     world.names.state.publish();

@@ -16,6 +16,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::annotations::{HostnameSource, OF_ROUTES};
+use crate::sync::k8s::k8s_gateway::is_ignored;
 use crate::sync::source::names::object::{Asking, Rules, created, id_of, uid, zone_of};
 use crate::sync::source::names::shared::ObjectId;
 
@@ -34,6 +35,8 @@ pub struct Route {
     hostnames: Box<[Host]>,
     /// The annotations that may matter for names.
     annotations: BTreeMap<String, String>,
+    /// Whether the route has opted out of the zones of *k8s_gateway*.
+    is_ignored: bool,
     /// Where the route is accepted.
     pub accepted: Box<[Attachment]>,
     /// A parent that has refused it.
@@ -105,6 +108,7 @@ impl Route {
         Self {
             uid: uid(&metadata).into(),
             created: created(&metadata),
+            is_ignored: is_ignored(&metadata),
             hostnames: spec.hostnames.into(),
             annotations: metadata.annotations.into_iter().flatten().filter(|(key, _)| is_used(key)).collect(),
             accepted: accepted.into(),
@@ -127,7 +131,14 @@ impl Route {
         let mut unusable: Vec<Rejection> = ignored.non_empty().into_iter().collect();
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&metadata, "gateway-hostname-source", prefixes, &mut unusable);
-        let wanted = self.wanted(&listeners, counting, rules, id.key.namespace(), &mut unusable);
+        let of_k8s_gateway = self.names_of_k8s_gateway(rules);
+        let mut wanted = self.wanted(&listeners, counting, rules, id.key.namespace(), &mut unusable);
+        if !of_k8s_gateway.is_empty() && counting != HostnameSource::Annotations {
+            let hosts =
+                of_k8s_gateway.iter().flat_map(|name| parents.iter().map(move |parent| (name, parent)));
+            hosts.for_each(|(name, parent)| add(&mut wanted, name, &parent.place()));
+            unusable.extend(self.unaccepted(&of_k8s_gateway));
+        }
         let places = |name: &str| match wanted.get(name) {
             Some(places) => places.iter().collect(),
             // A name of an annotation.
@@ -140,11 +151,13 @@ impl Route {
             place.hands_on && rules.policy.check_granted(place.namespace, name).is_ok()
         };
         let asking = Asking {
-            source: Source::GATEWAYS.in_cluster_of(id.key.namespace()),
+            source: Source { kind: id.kind.api().1.into(), ..Source::GATEWAYS }
+                .in_cluster_of(id.key.namespace()),
             one: "a route",
             many: "routes",
             metadata: &metadata,
             hosts: wanted.keys().copied().collect(),
+            is_ignored: self.is_ignored,
             counting,
             annotations: &OF_ROUTES,
             other_zone: "its zone doesn't have the names of routes, or not of Gateways of this class; or no \
@@ -172,6 +185,21 @@ impl Route {
         Decision { names, settings, unusable }
     }
 
+    /// Returns the names in zones of *k8s_gateway*: the route's hostnames, whatever those of listeners are.
+    fn names_of_k8s_gateway(&self, rules: &Rules) -> Vec<String> {
+        let names = self.hostnames.iter().flat_map(|host| Zone::k8s_gateway_names(&rules.zones, host));
+        names.take(MAX_ENTRIES + 1).collect()
+    }
+
+    /// Returns that these names aren't served, if a parent has refused the route and none has accepted it.
+    fn unaccepted(&self, names: &[String]) -> Option<Rejection> {
+        let parent = self.refused.as_ref().filter(|_| self.accepted.is_empty())?;
+        let mut rejection = Rejection::new(RejectedField::Hostname, "the hostname");
+        let why = not_accepted(parent);
+        names.iter().for_each(|name| rejection.reject(name, &why));
+        rejection.non_empty()
+    }
+
     /// Returns the hostnames that route and listeners have in common, as far as they count, and adds hostnames of our zones
     /// to `unusable` that no listener has.
     fn wanted<'a>(
@@ -183,6 +211,8 @@ impl Route {
         unusable: &mut Vec<Rejection>,
     ) -> IndexMap<&'a str, Places<'a>> {
         let mut wanted = IndexMap::new();
+        let is_of_k8s_gateway =
+            |host: &str| zone_of(host, &rules.zones).is_some_and(|zone| zone.k8s_gateway.is_some());
         // The hostnames of listeners aren't those of the route's spec.
         let has_none = counting == HostnameSource::Spec && self.hostnames.is_empty();
         if has_none || counting == HostnameSource::Annotations {
@@ -190,25 +220,26 @@ impl Route {
         }
         if self.hostnames.is_empty() {
             for (listener, place) in listeners {
-                hostname(listener).into_iter().for_each(|host| add(&mut wanted, host, place));
+                let host = hostname(listener).filter(|host| !is_of_k8s_gateway(host));
+                host.into_iter().for_each(|host| add(&mut wanted, host, place));
             }
             return wanted;
         }
         let mut rejection = Rejection::new(RejectedField::Hostname, "the hostname");
         let source = Source::GATEWAYS.in_cluster_of(namespace);
         let is_ours = |host: &Host| zone_of(host, &rules.zones).is_some_and(|zone| zone.has(&source));
-        let mut ours = self.hostnames.iter().filter(|host| host.starts_with('*') || is_ours(host));
+        let hostnames = self.hostnames.iter().filter(|host| !is_of_k8s_gateway(host));
+        let mut ours = hostnames.filter(|host| host.starts_with('*') || is_ours(host));
         for host in ours.by_ref().take(MAX_ENTRIES) {
             let mut is_found = false;
             for (listener, place) in listeners {
                 let name = hostname(listener).map_or(Some(&**host), |listener| overlap(host, listener));
+                let name = name.filter(|name| !is_of_k8s_gateway(name));
                 is_found |= name.is_some();
                 name.into_iter().for_each(|name| add(&mut wanted, name, place));
             }
             let why = match (&self.refused, listeners.is_empty()) {
-                (Some(parent), true) if self.accepted.is_empty() => {
-                    format!("{} {} hasn't accepted the route", parent.kind.api().1, parent.key)
-                }
+                (Some(parent), true) if self.accepted.is_empty() => not_accepted(parent),
                 (_, false) => "no listener at which the route is accepted has it".to_owned(),
                 _ => continue,
             };
@@ -225,6 +256,12 @@ impl Route {
 // === impl Listeners ===
 
 impl<'a> Listeners<'a> {
+    /// Returns where a route has names whatever the hostnames of listeners are.
+    fn place(&self) -> Place<'a> {
+        let Self { attachment: Attachment { parent, .. }, target, class, .. } = *self;
+        Place { namespace: parent.key.namespace(), target, class, hands_on: false }
+    }
+
     /// Returns the listeners that a route is attached to.
     fn places(&self, route: &ObjectId) -> impl Iterator<Item = (&'a Listener, Place<'a>)> + use<'a> {
         let Self { attachment: Attachment { parent, section, port }, target, class, .. } = *self;
@@ -253,6 +290,10 @@ impl Place<'_> {
         let classes = &zone.gateway_classes;
         classes.is_empty() || classes.iter().any(|class| **class == *self.class)
     }
+}
+
+fn not_accepted(parent: &ObjectId) -> String {
+    format!("{} {} hasn't accepted the route", parent.kind.api().1, parent.key)
 }
 
 /// Returns the part of a Gateway or ListenerSet that a reference names; `None` for an object of another kind.
@@ -330,7 +371,7 @@ fn containing<'a, 'b>(
     listeners.iter().filter(|(listener, _)| has(listener)).map(|(_, place)| place).collect()
 }
 
-fn add<'a>(wanted: &mut IndexMap<&'a str, Places<'a>>, name: &'a str, place: &Place<'a>) {
+fn add<'n, 'a>(wanted: &mut IndexMap<&'n str, Places<'a>>, name: &'n str, place: &Place<'a>) {
     let Place { namespace, target, class, hands_on } = *place;
     let places = wanted.entry(name).or_default();
     let known = places.iter_mut().find(|known| known.namespace == namespace && known.target == target);

@@ -7,7 +7,7 @@ use super::*;
 use crate::captured_log::CapturedLog;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{LinkChange, Target};
-use crate::model::owner::Zone;
+use crate::model::owner::{Claims, K8sGateway, Owner, Zone};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::{OnGone, Store};
 use crate::sync::election::Leadership;
@@ -421,4 +421,123 @@ fn routes_of_namespaces_take_turns() {
         .map(|(namespace, _)| namespace)
         .collect();
     assert!(order.len() == 4 && order[..2].contains(&Arc::from("bank")), "{order:?}");
+}
+
+impl World {
+    /// Returns a world whose zone is one of *k8s_gateway* with these sources.
+    fn of_k8s_gateway(sources: &[Source]) -> Self {
+        let mut world = Self::listed();
+        let zone = Zone {
+            sources: sources.to_vec(),
+            k8s_gateway: Some(K8sGateway::default()),
+            ..world.store.zones()[0].clone()
+        };
+        world.store.set_zones([zone.clone()]);
+        let policy =
+            HostnamePolicy { zones: vec![zone], ..HostnamePolicy::clone(&world.names.state.rules.policy) };
+        world.names.set_rules(world.store.zones(), Arc::new(policy));
+        world.names.end_lists();
+        ["infra/gw", "infra/other", "bank/gw"]
+            .into_iter()
+            .zip(1..)
+            .for_each(|(key, last)| world.gateway(key, &ip(last)));
+        world
+    }
+
+    /// Takes a route of a kind at a Gateway of `infra`.
+    fn route_of(&mut self, kind: RegardingKind, gateway: &str, host: &str) {
+        let parent = json!({"name": gateway, "namespace": "infra"});
+        let Object::Route(_, object) = route(gateway, &[host], &parent, &json!({})) else { panic!() };
+        self.take(Object::Route(kind, object));
+    }
+}
+
+#[test]
+fn first_kind_of_routes_has_a_name_of_k8s_gateway() {
+    use RegardingKind::{GrpcRoute, HttpRoute, TlsRoute};
+    let mut world = World::of_k8s_gateway(&[Source::HTTP_ROUTES, Source::INGRESSES, Source::TLS_ROUTES]);
+    world.route_of(TlsRoute, "gw", "x");
+    assert_eq!(world.answer("x"), "192.0.2.1");
+    let ingress = Owner { source: Source::INGRESSES, key: ServiceKey::new("shop", "x.lb.internal") };
+    let target = Target::Addresses([[192, 0, 2, 9].into()].into());
+    let target =
+        Arc::new(Link { target: Some(target), ..Link::new(ServiceKey::new("shop", "i.ingress"), "") });
+    let claims = Claims { created: 1, names: ["x.lb.internal".into()].into(), ..Claims::default() };
+    world.store.observe(&ingress, &claims, &target, None);
+    assert_eq!(world.answer("x"), "192.0.2.9", "an Ingress stands before TLSRoutes");
+    world.route_of(HttpRoute, "other", "x");
+    assert_eq!(world.answer("x"), "192.0.2.2", "HTTPRoutes stand before Ingresses");
+    world.route_of(GrpcRoute, "gw", "y");
+    assert_eq!(world.answer("y"), "nothing", "GRPCRoutes aren't there");
+    world.remove(HttpRoute, "shop/other");
+    assert_eq!(world.answer("x"), "192.0.2.9");
+    world.store.forget(ingress);
+    assert_eq!(world.answer("x"), "192.0.2.1");
+    world.remove(TlsRoute, "shop/gw");
+    assert_eq!(world.answer("x"), "nothing");
+}
+
+#[test]
+fn route_has_its_hostnames_where_it_is_accepted() {
+    let mut world = World::of_k8s_gateway(&[Source::HTTP_ROUTES]);
+    let listener =
+        json!([{"name": "web", "port": 80, "protocol": "HTTP", "hostname": "*.elsewhere.lb.internal"}]);
+    let object = json!({"metadata": {"namespace": "infra", "name": "narrow", "uid": "g"},
+        "spec": {"gatewayClassName": "envoy", "listeners": listener}, "status": {"addresses": ip(7)}});
+    world.take(Object::Gateway(serde_json::from_value(object).unwrap()));
+    let narrow = json!({"name": "narrow", "namespace": "infra"});
+    world.take(route("one", &["a", "*.b"], &narrow, &json!({})));
+    world.take(route("none", &[], &narrow, &json!({})));
+    assert_eq!(
+        ["a", "x.b", "x.elsewhere"].map(|host| world.answer(host)),
+        ["192.0.2.7", "192.0.2.7", "nothing"]
+    );
+    let Object::Route(kind, mut object) = route("two", &["c"], &narrow, &json!({})) else { panic!() };
+    object.metadata.labels = Some([("k8s-gateway.dns/ignore".to_owned(), "true".to_owned())].into());
+    world.take(Object::Route(kind, object));
+    assert_eq!(world.answer("c"), "nothing");
+    let refused = json!({"metadata": {"namespace": "shop", "name": "three", "uid": "r"},
+        "spec": {"parentRefs": [narrow], "hostnames": ["d.lb.internal"]},
+        "status": {"parents": [
+            {"parentRef": narrow, "conditions": [{"type": "Accepted", "status": "False"}]}]}});
+    world.take(Object::Route(RegardingKind::HttpRoute, serde_json::from_value(refused).unwrap()));
+    assert_eq!(world.answer("d"), "nothing");
+    let events = world.events();
+    let why = "the hostname \"d.lb.internal\" isn't served: Gateway infra/narrow hasn't accepted the route";
+    assert!(events.iter().any(|event| event.contains(why)), "{events:?}");
+}
+
+#[test]
+fn younger_route_of_another_namespace_gets_no_name_of_k8s_gateway() {
+    let mut world = World::of_k8s_gateway(&[Source::HTTP_ROUTES, Source::INGRESSES]);
+    let at = |name: &str, namespace: &str, gateway: &str, seconds: u8| {
+        let parent = json!({"name": "gw", "namespace": gateway});
+        let Object::Route(kind, mut object) = route(name, &["bank"], &parent, &json!({})) else { panic!() };
+        object.metadata.namespace = Some(namespace.to_owned());
+        let created = format!("2026-01-01T00:00:{seconds:02}Z");
+        object.metadata.creation_timestamp = serde_json::from_value(json!(created)).unwrap();
+        Object::Route(kind, object)
+    };
+    world.take(at("own", "shop", "infra", 1));
+    world.take(at("thief", "bank", "bank", 2));
+    assert_eq!(world.answer("bank"), "192.0.2.1");
+    assert!(world.events().iter().any(|event| event.starts_with("Conflict: it doesn't get DNS names")));
+    world.remove(RegardingKind::HttpRoute, "shop/own");
+    assert_eq!(world.answer("bank"), "192.0.2.3");
+}
+
+#[test]
+fn only_named_kinds_of_routes_are_read() {
+    let zone = |sources: &[Source]| Zone {
+        sources: sources.to_vec(),
+        ..(&Name::from_ascii("lb.internal.").unwrap()).into()
+    };
+    for (zones, expected) in [
+        (vec![zone(&[Source::GATEWAYS])], 5),
+        (vec![zone(&[Source::INGRESSES, Source::HTTP_ROUTES])], 3),
+        (vec![zone(&[Source::HTTP_ROUTES]), zone(&[Source::TLS_ROUTES])], 4),
+    ] {
+        let read = Gateways::KINDS.iter().filter(|kind| Gateways::reads(kind.kind, &zones));
+        assert_eq!(read.count(), expected, "{zones:?}");
+    }
 }

@@ -53,6 +53,8 @@ pub struct Asking<'a> {
     pub metadata: &'a ObjectMeta,
     /// The hostnames of the object's spec.
     pub hosts: Vec<&'a str>,
+    /// Whether the object has opted out of the zones of *k8s_gateway*.
+    pub is_ignored: bool,
     /// Which of the hostnames count.
     pub(crate) counting: HostnameSource,
     /// The annotations of ours that such objects have.
@@ -126,6 +128,7 @@ impl Asking<'_> {
 
     fn place(&self, name: &str, zones: &[Zone]) -> Place {
         match zone_of(name, zones) {
+            Some(zone) if self.is_ignored && zone.k8s_gateway.is_some() => Place::Other,
             Some(zone) if zone.has(&self.source) && (self.has_class_of)(name, zone) => Place::Own,
             Some(_) => Place::Other,
             None => Place::Outside,

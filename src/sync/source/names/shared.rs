@@ -12,6 +12,8 @@ use smallvec::SmallVec;
 
 use super::bound::Bounds;
 use crate::model::link::{Annotations, Link, LinkState, Target};
+use crate::model::names;
+use crate::model::owner::Zone;
 use crate::model::records::{Records, smallest};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -100,6 +102,8 @@ pub struct SharedNames {
     asking: BTreeSet<(ServiceKey, i64, ObjectId)>,
     /// What is behind the names for which no single object decides.
     united: HashMap<ServiceKey, Arc<Link>>,
+    /// The zones, if one of them lists routes of single kinds.
+    zones: Arc<[Zone]>,
 }
 
 /// What follows from a change of an object.
@@ -119,6 +123,8 @@ pub struct Behind {
     pub link: Arc<Link>,
     /// The first object that doesn't count, or not with all of its addresses, because there are too many.
     pub cut: Option<ObjectId>,
+    /// The kind of the objects, if the name's zone lists routes of single kinds.
+    pub kind: Option<RegardingKind>,
 }
 
 impl SharedNames {
@@ -136,9 +142,15 @@ impl SharedNames {
         self.asking.iter().map(|(name, ..)| name).filter(move |name| last.replace(*name) != Some(*name))
     }
 
-    /// Returns the objects that ask for a name, the oldest first.
+    /// Changes the zones: some list routes of single kinds, of which the first with a name has it.
+    pub fn set_zones(&mut self, zones: &Arc<[Zone]>) {
+        let has_kinds = zones.iter().any(|zone| zone.kinds_of_routes().next().is_some());
+        self.zones = if has_kinds { Arc::clone(zones) } else { Arc::default() };
+    }
+
+    /// Returns the objects that ask for a name and may count, the oldest first.
     pub fn asking(&self, name: &ServiceKey) -> impl Iterator<Item = &ObjectId> {
-        asking(&self.asking, name)
+        asking_of(&self.asking, name, first_kind(&self.asking, &self.zones, name))
     }
 
     /// Replaces what was observed of an object; `None` if it is gone.
@@ -241,8 +253,9 @@ impl SharedNames {
 
     /// Returns what is behind a name; `None` if no object asks for it.
     pub fn behind(&mut self, name: &ServiceKey) -> Option<Behind> {
-        let Self { objects, asking: all, united: known, .. } = self;
-        let mut ids = asking(all, name);
+        let Self { objects, asking: all, united: known, zones, .. } = self;
+        let kind = first_kind(all, zones, name);
+        let mut ids = asking_of(all, name, kind);
         let mut asked: SmallVec<[(&ObjectId, &Observation); 1]> =
             ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, objects.get(id)?))).collect();
         let beyond = ids.next().cloned();
@@ -267,11 +280,11 @@ impl SharedNames {
         if target == oldest.target && records == oldest.records && ttl == oldest.annotations.ttl {
             let link = Arc::clone(oldest);
             known.remove(name);
-            return Some(Behind { created, link, cut });
+            return Some(Behind { created, link, cut, kind });
         }
         let link = unite(oldest, (target, records, ttl), known.get(name));
         known.insert(name.clone(), Arc::clone(&link));
-        Some(Behind { created, link, cut })
+        Some(Behind { created, link, cut, kind })
     }
 }
 
@@ -287,6 +300,29 @@ fn counts_with(
         of_oldest.targets(name).any(|known| Arc::ptr_eq(&Link::newest(known), &newest))
     };
     id.key.namespace() == oldest.key.namespace() || object.targets(name).all(has)
+}
+
+/// Returns the kind of the objects that count for a name, if its zone lists routes of single kinds.
+fn first_kind(
+    all: &BTreeSet<(ServiceKey, i64, ObjectId)>,
+    zones: &[Zone],
+    name: &ServiceKey,
+) -> Option<RegardingKind> {
+    let wire = if zones.is_empty() { None } else { names::wire_of(name.name()) }?;
+    let zone = Zone::closest(zones, &wire)?;
+    let place = |id: &ObjectId| zone.kinds_of_routes().position(|listed| listed.kind == id.kind.api().1);
+    let first =
+        asking(all, name).filter_map(|id| Some((place(id)?, id.kind))).min_by_key(|(place, _)| *place);
+    first.map(|(_, kind)| kind)
+}
+
+/// Returns the objects that ask for a name, the oldest first; of all kinds, or of one.
+fn asking_of<'a>(
+    all: &'a BTreeSet<(ServiceKey, i64, ObjectId)>,
+    name: &ServiceKey,
+    kind: Option<RegardingKind>,
+) -> impl Iterator<Item = &'a ObjectId> + use<'a> {
+    asking(all, name).filter(move |id| kind.is_none_or(|kind| id.kind == kind))
 }
 
 fn asking<'a>(

@@ -54,6 +54,11 @@ pub trait NameSource: Send + 'static {
     /// Starts to list and watch the objects of a kind.
     fn watch(kind: RegardingKind, request: WatchRequest) -> Objects<Self::Object>;
 
+    /// Returns whether objects of a kind matter for names in these zones.
+    fn reads(_: RegardingKind, _: &[Zone]) -> bool {
+        true
+    }
+
     /// Returns the known objects of a kind.
     fn keys(&self, kind: RegardingKind, state: &NameState) -> HashSet<ServiceKey>;
 

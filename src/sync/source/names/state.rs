@@ -113,6 +113,7 @@ impl NameState {
 
     /// Changes the rules. All objects have to be applied again.
     pub(super) fn set_rules(&mut self, zones: Arc<[Zone]>, policy: Arc<HostnamePolicy>) {
+        self.names.write().set_zones(&zones);
         self.rules = Rules { zones, policy, ..self.rules.clone() };
         self.is_complete = false;
     }
@@ -315,8 +316,11 @@ impl NameState {
                 refused.insert(name.clone());
                 continue;
             }
-            let observed = behind.map(|Behind { created, link, .. }| {
-                (Claims { created, names: [name.name().into()].into() }, link)
+            let observed = behind.map(|Behind { created, link, kind, .. }| {
+                let of_kind =
+                    |kind: RegardingKind| Source { kind: kind.api().1.into(), ..self.source.clone() };
+                let listed = kind.map(of_kind).map(Box::new);
+                (Claims { created, names: [name.name().into()].into(), listed }, link)
             });
             all.push((name.clone(), observed));
         }

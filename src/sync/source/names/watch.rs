@@ -57,6 +57,8 @@ struct Scope {
     /// The list that has begun. It is confirmed, or a missing resource is asked for again, at its `confirm_at`.
     list: GuardedList,
     version: Version,
+    /// Whether the objects matter for names in the present zones.
+    is_read: bool,
     /// Whether a list is complete since the rules have changed.
     is_listed: bool,
     /// Whether etcd has been restored to an earlier revision since the last complete list.
@@ -102,10 +104,8 @@ impl NameWatcher {
             let (rewinds, mut events) = (self.rewinds.count(), SelectAll::new());
             // While no resource is served there is no other stream.
             events.push(futures::stream::pending().boxed());
-            for (number, scope) in watches.scopes.iter_mut().enumerate() {
-                scope.is_listed = false;
-                scope.version.index = 0;
-                events.push(self.begin::<S>(number, scope));
+            for number in watches.begin_all() {
+                events.push(self.begin::<S>(number, &mut watches.scopes[number]));
             }
             loop {
                 let is_waiting = watches.scopes.iter().any(|scope| scope.is_waiting);
@@ -180,6 +180,7 @@ impl NameWatcher {
             activity: None,
             list: GuardedList::default(),
             version: Version::default(),
+            is_read: true,
             is_listed: false,
             is_rewound: false,
             is_waiting: false,
@@ -344,6 +345,31 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool) -> Option<St
 }
 
 impl<S: NameSource> Watches<S> {
+    /// Lets all objects that matter be listed from the beginning, and forgets other ones. Returns the scopes to begin.
+    fn begin_all(&mut self) -> Vec<usize> {
+        let Self { scopes, names, .. } = self;
+        let zones = Arc::clone(&names.state.rules.zones);
+        let mut begun = Vec::new();
+        for (number, scope) in scopes.iter_mut().enumerate() {
+            let kind = scope.kind.kind;
+            scope.is_read = S::reads(kind, &zones);
+            scope.is_listed = !scope.is_read;
+            scope.version.index = 0;
+            if scope.is_read {
+                begun.push(number);
+                continue;
+            }
+            (scope.list, scope.is_waiting, scope.activity) = (GuardedList::default(), false, None);
+            if let Some(end) = scope.end.take() {
+                end.abort();
+            }
+            let mut known = names.source.keys(kind, &names.state);
+            known.retain(|key| scope.contains(key));
+            known.into_iter().for_each(|key| names.remove(&ObjectId { key, kind }));
+        }
+        begun
+    }
+
     /// Returns when objects are to be listed again.
     fn list_at(&self) -> Option<Instant> {
         let confirm_at = self.scopes.iter().filter_map(|scope| scope.list.confirm_at);
@@ -356,7 +382,7 @@ impl<S: NameSource> Watches<S> {
         let all = self.names.state.list_at.take_if(is_due).is_some();
         let mut due = Vec::new();
         for (number, scope) in self.scopes.iter_mut().enumerate() {
-            if scope.list.confirm_at.take_if(is_due).is_some() || all {
+            if scope.list.confirm_at.take_if(is_due).is_some() || all && scope.is_read {
                 scope.version.index = 0;
                 due.push(number);
             }

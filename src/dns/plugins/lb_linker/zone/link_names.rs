@@ -17,23 +17,32 @@ pub(super) struct LinkNames {
     origin: Name,
     /// The origin in wire form, as in the store's index.
     wire: Box<[u8]>,
-    /// The label directly below the origin that is reserved for the zone's own names.
-    apex: Box<str>,
+    own: OwnNames,
     /// Whether load balancers have their default names here.
     has_default_names: bool,
     /// The domains of remote clusters.
     domains: Arc<[owner::Zone]>,
 }
 
+/// The names of the zone itself.
+#[derive(Clone, Debug)]
+pub(super) enum OwnNames {
+    /// Those at and below a label directly below the origin; the name server is `ns.<label>`.
+    Below(Box<str>),
+    /// The name servers of a zone of *k8s_gateway*, in wire form and without the origin: they have the targets of the
+    /// Services with these names.
+    Services(Vec<Box<[u8]>>),
+}
+
 impl LinkNames {
     pub(super) fn new(
         origin: Name,
-        apex: String,
+        own: OwnNames,
         has_default_names: bool,
         domains: Arc<[owner::Zone]>,
     ) -> Self {
         let wire = names::wire(origin.iter()).unwrap_or_default().into();
-        Self { origin, wire, apex: apex.into(), has_default_names, domains }
+        Self { origin, wire, own, has_default_names, domains }
     }
 
     /// Returns the domain of a remote cluster that has a name below the origin.
@@ -58,12 +67,8 @@ impl LinkNames {
     /// Returns the node at a name; `relative` is the part of the name below the origin, empty for the origin itself.
     pub(super) fn find(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
         let Some(top) = names::labels(relative).last() else { return Node::Apex(Vec::new()) };
-        if self.is_reserved(top) {
-            let below = &relative[..relative.len() - 1 - top.len()];
-            return match (top == self.apex.as_bytes(), below) {
-                (true, b"\x02ns") => Node::NameServer,
-                (is_apex, below) => Node::Reserved { exists: is_apex && below.is_empty() },
-            };
+        if let Some(own) = self.find_own(lookups, relative, top) {
+            return own;
         }
         let found = match self.look_up(lookups, relative) {
             Lookup::Link(link) => Node::Link(link),
@@ -77,11 +82,45 @@ impl LinkNames {
         }
     }
 
+    /// Returns the node at a reserved name, whose label directly below the origin is `top`.
+    fn find_own(&self, lookups: &mut Lookups<'_>, relative: &[u8], top: &[u8]) -> Option<Node> {
+        match &self.own {
+            OwnNames::Below(apex) if names::is_reserved(top, apex.as_bytes()) => {
+                let below = &relative[..relative.len() - 1 - top.len()];
+                Some(match (top == apex.as_bytes(), below) {
+                    (true, b"\x02ns") => Node::NameServer,
+                    (is_apex, below) => Node::Reserved { exists: is_apex && below.is_empty() },
+                })
+            }
+            OwnNames::Services(servers) => {
+                let position = servers.iter().position(|server| names::below(relative, server).is_some());
+                let Some(number) = position else {
+                    let is_deleted = top == names::DELETED.as_bytes();
+                    return is_deleted.then_some(Node::Reserved { exists: false });
+                };
+                let exists = *servers[number] == *relative;
+                let link = if exists { self.link_of_server(lookups, number) } else { None };
+                Some(link.map_or(Node::Reserved { exists }, Node::Link))
+            }
+            OwnNames::Below(_) => None,
+        }
+    }
+
+    /// Returns the link of the Service with the name of a name server of a zone of *k8s_gateway*, given by its number:
+    /// `<service>.<namespace>`.
+    pub(super) fn link_of_server(&self, lookups: &mut Lookups<'_>, number: usize) -> Option<Arc<Link>> {
+        let OwnNames::Services(servers) = &self.own else { return None };
+        let server = servers.get(number)?;
+        match lookups.find(server, &self.wire, true) {
+            Lookup::Link(link) if link.key.dotted().is_some_and(|own| *own == **server) => Some(link),
+            _ => None,
+        }
+    }
+
     /// Returns the node at `_<port>._<protocol>.<service>.<namespace>`, or at `_<protocol>.<service>.<namespace>`.
     fn find_service(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Node {
-        let Some((first, rest)) = names::split(relative).filter(|(label, _)| is_service_label(label)) else {
-            return Node::Nothing;
-        };
+        let is_service = |(label, _): &(&[u8], &[u8])| self.has_default_names && is_service_label(label);
+        let Some((first, rest)) = names::split(relative).filter(is_service) else { return Node::Nothing };
         let (port, protocol, service) = match names::split(rest) {
             Some((second, rest)) if is_service_label(second) => (Some(first), second, rest),
             _ => (None, first, rest),
@@ -102,9 +141,11 @@ impl LinkNames {
     /// Returns a name that belongs to this link: `<service>.<namespace>.<zone>`, or `<service>-<namespace>.<zone>` if
     /// the first name is reserved. `None` if the link has neither name.
     pub(super) fn name_of(&self, lookups: &mut Lookups<'_>, link: &Link) -> Option<Name> {
+        let OwnNames::Below(apex) = &self.own else { return None };
         let mut leads_back = |relative: &Vec<u8>| {
-            let reserved = names::labels(relative).last().is_none_or(|top| self.is_reserved(top));
-            !reserved
+            let top = names::labels(relative).last();
+            let is_reserved = top.is_none_or(|top| names::is_reserved(top, apex.as_bytes()));
+            !is_reserved
                 && matches!(
                     lookups.find(relative, &self.wire, self.has_default_names),
                     Lookup::Link(found) if found.key == link.key
@@ -115,11 +156,6 @@ impl LinkNames {
         }
         let relative = [link.key.dotted(), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
         Name::from_labels(names::labels(&relative)).ok()?.append_domain(&self.origin).ok()
-    }
-
-    /// Returns whether links can't have names at or below `label`, a label directly below the origin.
-    fn is_reserved(&self, label: &[u8]) -> bool {
-        names::is_reserved(label, self.apex.as_bytes())
     }
 }
 

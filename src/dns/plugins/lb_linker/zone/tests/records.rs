@@ -15,7 +15,12 @@ fn declare(store: &Store, host: &str, addresses: &[&str], records: &[(RecordKind
         records: Some(Arc::new(all)),
         ..Link::new(Source::DNS_ENDPOINTS.target_key(&owner.key), "")
     };
-    store.observe(&owner, &Claims { created: 0, names: [host.into()].into() }, &Arc::new(link), None);
+    store.observe(
+        &owner,
+        &Claims { created: 0, names: [host.into()].into(), ..Default::default() },
+        &Arc::new(link),
+        None,
+    );
 }
 
 fn zone_and_store() -> (Zone, Store) {

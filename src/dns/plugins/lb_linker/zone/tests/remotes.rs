@@ -21,7 +21,12 @@ fn observe(store: &Store, kind: Source, text: &str, key: &str, address: &str) {
     let link = link("west/shop", key, &[], &[address]);
     let link = with_ports(&["http/TCP/80"], link).link(None, false);
     let owner = Owner { source: of_west(kind), key: ServiceKey::new("west/shop", text) };
-    store.observe(&owner, &Claims { created: 1, names: [text.into()].into() }, &Arc::new(link), Some(5));
+    store.observe(
+        &owner,
+        &Claims { created: 1, names: [text.into()].into(), ..Claims::default() },
+        &Arc::new(link),
+        Some(5),
+    );
 }
 
 fn ask(zone: &Zone, store: &Store, text: &str, qtype: RecordType) -> String {
@@ -102,7 +107,7 @@ fn name_outside_of_the_domain_goes_to_the_home_cluster() {
     observe(&store, Source::SERVICES, "free.lb.internal", "web", "192.0.2.4");
     assert_eq!(ask(&zone, &store, "free", RecordType::A), "192.0.2.4");
     let home = Owner { source: Source::INGRESSES, key: ServiceKey::new("shop", "free.lb.internal") };
-    let claims = Claims { created: 9, names: ["free.lb.internal".into()].into() };
+    let claims = Claims { created: 9, names: ["free.lb.internal".into()].into(), ..Claims::default() };
     let target = link("shop", "web.ingress", &[], &["192.0.2.9"]).link(None, false);
     store.observe(&home, &claims, &Arc::new(target), Some(1));
     assert_eq!(ask(&zone, &store, "free", RecordType::A), "192.0.2.9");

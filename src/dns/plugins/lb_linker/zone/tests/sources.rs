@@ -19,7 +19,12 @@ fn store_for(zone: &Zone) -> Store {
     let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("default", app) };
     let target = Some(Target::Addresses(ips(&["192.0.2.2"]).into()));
     let target = Arc::new(Link { target, ..Link::new(ServiceKey::new("default", "app.ingress"), "") });
-    store.observe(&owner, &Claims { created: 0, names: [app.into()].into() }, &target, None);
+    store.observe(
+        &owner,
+        &Claims { created: 0, names: [app.into()].into(), ..Default::default() },
+        &target,
+        None,
+    );
     store
 }
 
