@@ -106,10 +106,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     let links = source.as_ref().map_or_else(|| without_links(has_cluster_dns).to_owned(), with_links);
     let check_zones = zone_check(flags.clone(), source.is_some());
     let reloader = Reloader::start(corefile_source, corefile, check_zones, zones, context, set_debug)?;
-    info!("lb-linker {}: {links}", env!("CARGO_PKG_VERSION"));
-    mistyped.iter().for_each(|warning| warn!("{warning}"));
-    let free = note_of_free_zones(&reloader.zones().borrow().links);
-    free.iter().for_each(|note| info!("{note}"));
+    log_start(&links, &mistyped, &reloader.zones().borrow().links);
     let mut background =
         Background { tasks: JoinSet::new(), sync: sync.runtime().clone(), stop: stop.clone(), supervisor };
     background.start_invalidation(Arc::clone(&store), &reloader);
@@ -255,6 +252,12 @@ fn zone_check(flags: Flags, has_source: bool) -> CheckZones {
 fn names_of(zones: &[LinkZone]) -> String {
     let names: Vec<String> = zones.iter().map(|zone| to_presentation(&zone.origin)).collect();
     if names.is_empty() { "no zone".to_owned() } else { names.join(" ") }
+}
+
+fn log_start(links: &str, mistyped: &[String], zones: &[LinkZone]) {
+    info!("lb-linker {}: {links}", env!("CARGO_PKG_VERSION"));
+    mistyped.iter().for_each(|warning| warn!("{warning}"));
+    note_of_free_zones(zones).iter().for_each(|note| info!("{note}"));
 }
 
 /// Returns a note about the zones of *k8s_gateway*; `None` if there are none.

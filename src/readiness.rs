@@ -143,7 +143,7 @@ impl Readiness {
         for ((source, ..), why) in &*known {
             by_source.entry(source).or_insert_with(|| (why.clone(), 0)).1 += 1;
         }
-        let waiting = unlisted.filter(|source| !by_source.contains_key(source));
+        let waiting = unlisted.filter(|source| !by_source.contains_key(&source.general()));
         let waiting = waiting.map(|source| format!("the {} objects haven't been read yet", source.kind));
         let note = |(why, lists): (String, usize)| match lists {
             1 => why,

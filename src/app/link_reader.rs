@@ -153,6 +153,25 @@ impl LinkReader {
         Ok(Self::start(flags, Reads::Links).await?.0)
     }
 
+    /// As [`Self::open`], with the load balancers of remote clusters. Logs a warning if those of a cluster can't be read.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_with_remotes(flags: Flags) -> Result<Self, RunError> {
+        let remotes = flags.remote.names();
+        let (reader, deadline) = Self::start(flags, Reads::Links).await?;
+        for cluster in &*remotes {
+            let source = Source { cluster: Some(Arc::clone(cluster)), ..Source::SERVICES };
+            if timeout_at(deadline, reader.store.source_listed(&source)).await.is_err() {
+                let seconds = READ_TIMEOUT.as_secs();
+                warn!(
+                    "the load balancers of cluster {cluster} weren't read within {seconds} s: they are missing"
+                );
+            }
+        }
+        Ok(reader)
+    }
+
     /// As [`Self::open_for_views`], with the names of all sources. Logs a warning if a source can't be read.
     ///
     /// # Errors

@@ -3,10 +3,13 @@
 mod dry_run;
 mod instance;
 mod permissions;
+mod remotes;
 pub(crate) mod report;
 
 use std::path::Path;
 use std::sync::Arc;
+
+use kube::Client;
 
 use crate::cli::check::report::CheckReport;
 use crate::cli::error::InputError;
@@ -33,7 +36,7 @@ const WITHOUT_STABLE_NAMES: &str = "StableNames aren't used, because their CRD i
 
 /// Checks flags and files without opening a port. With `ask_cluster`, also asks the API server whether each required
 /// permission is granted, looks for another leader, tries a dry-run creation, and looks for the objects of another
-/// instance.
+/// instance; in remote clusters, whether they grant what is needed.
 ///
 /// # Errors
 /// If the flags, the Corefile or the directory of manifests can't be used, or no client for the cluster can be made.
@@ -73,7 +76,11 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     } else if !needs_cluster {
         // Without links and names of this cluster no permission is needed.
     } else if ask_cluster {
-        check_cluster(&mut check_report, flags, reads_links.then_some(&*zones.links), clusters).await?;
+        let of_links = reads_links.then_some(&*zones.links);
+        let ClientConnection { client, server, .. } = connect_own(flags, clusters).await?;
+        check_report.lines.push(format!("API server {server}"));
+        check_cluster(&mut check_report, flags, &client, of_links, clusters).await?;
+        remotes::check_remotes(&mut check_report, flags, &zones.links, Some(&client)).await;
     } else {
         let connection = connect_own(flags, clusters).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
@@ -83,6 +90,7 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
             // Flags and files can be checked without a cluster.
             Err(error) => check_report.lines.push(format!("API server unknown: {error}")),
         }
+        remotes::check_remotes(&mut check_report, flags, &zones.links, None).await;
     }
     if ask_cluster {
         check_clusters_of_plugin(&mut check_report, clusters).await;
@@ -159,12 +167,11 @@ async fn check_clusters_of_plugin(check_report: &mut CheckReport, clusters: &[Cl
 async fn check_cluster(
     check_report: &mut CheckReport,
     flags: &Flags,
+    client: &Client,
     zones: Option<&[LinkZone]>,
     clusters: &[ClusterSpec],
 ) -> Result<(), InputError> {
     let reads_links = zones.is_some();
-    let ClientConnection { client, server, .. } = connect_own(flags, clusters).await?;
-    check_report.lines.push(format!("API server {server}"));
     let election_config = flags.election_config()?;
     let own: Vec<_> = clusters.iter().filter(|spec| spec.connection == Connection::Own).collect();
     let folder = permissions::folder(flags, !own.is_empty());
@@ -176,10 +183,10 @@ async fn check_cluster(
         return Ok(());
     }
     check_report.lines.extend(missing_namespaces(client.clone(), &flags.watch_namespaces).await);
-    match permissions::has_external_targets(check_report, &client).await {
+    match permissions::has_external_targets(check_report, client).await {
         Some(true) => {
             let mut needed = permissions::for_stable_names(flags, folder);
-            if permissions::has_prometheus_rules(check_report, &client).await == Some(true) {
+            if permissions::has_prometheus_rules(check_report, client).await == Some(true) {
                 needed.extend(permissions::for_alerts(flags));
             }
             if !permissions::review_access(check_report, client.clone(), &needed).await {
@@ -190,7 +197,7 @@ async fn check_cluster(
         None => {}
     }
     if let Some(lease) = flags.foreign_lease() {
-        match lease.find_leader(&client).await {
+        match lease.find_leader(client).await {
             Ok(leader) => check_report.cluster_errors.extend(leader),
             Err(why) => check_report.lines.push(format!("{why}; so a leader in the cluster isn't noticed")),
         }
@@ -200,7 +207,8 @@ async fn check_cluster(
         dry_run::dry_run_create(check_report, client.clone(), namespace, sync).await;
     }
     if flags.sync_mode() != SyncMode::Off {
-        instance::check_owners(check_report, client, &flags.target_namespace, &flags.instance()).await;
+        instance::check_owners(check_report, client.clone(), &flags.target_namespace, &flags.instance())
+            .await;
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ pub async fn scan_cluster(
     };
     let target_namespace = flags.target_namespace.clone();
     let annotation_prefixes = flags.hostname_policy.annotation_prefixes.clone();
-    let reader = match LinkReader::open(flags).await {
+    let reader = match LinkReader::open_with_remotes(flags).await {
         Ok(reader) => reader,
         Err(error) => return fail(&error),
     };

@@ -48,7 +48,7 @@ pub struct HostnamePolicy {
 }
 
 /// The names that an object asks for in one of its fields.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RequestedNames<'a> {
     /// What each of the names is, in sentences.
     pub field: String,
@@ -101,17 +101,14 @@ impl HostnamePolicy {
         if !self.zones.iter().any(|zone| zone.k8s_gateway.is_some() && selects(zone)) {
             return Default::default();
         }
-        let own = format!("{}.{}", key.name(), key.namespace());
         let annotated =
             OF_K8S_GATEWAY.iter().find_map(|name| Some(RequestedNames::of(name, annotation(name)?)));
         let is_annotated = annotated.is_some();
-        let RequestedNames { field, names, ignored } = annotated.unwrap_or_else(|| RequestedNames {
-            field: "the DNS name".to_owned(),
-            names: vec![&own],
-            ignored: 0,
-        });
-        let names: Vec<String> =
-            names.iter().flat_map(|name| Zone::k8s_gateway_names(&self.zones, name)).collect();
+        let RequestedNames { field, names, ignored } = annotated.unwrap_or_default();
+        let asked = names.iter().flat_map(|name| Zone::k8s_gateway_names(&self.zones, name));
+        let own = |zone: &Zone| format!("{}.{}.{}", key.name(), key.namespace(), names::text(&zone.origin));
+        let own = self.zones.iter().filter(|zone| zone.k8s_gateway.is_some() && !is_annotated).map(own);
+        let names: Vec<String> = asked.chain(own).collect();
         let names = names.iter().map(String::as_str).filter(|name| has_names(name)).collect();
         let check = |name: &str| self.check_granted(key.namespace(), name);
         // The name servers have the names of their Services.

@@ -11,8 +11,10 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::api::stable_name::StableName;
+use crate::model::clusters;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, Target};
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 use crate::sync::external_target::desired::link_of_labels;
@@ -40,6 +42,8 @@ pub struct Scan {
     /// ExternalName Services with the hostname of a source, or of a former target, of a StableName, which are
     /// neither in `exact` nor in `ambiguous`: the source isn't in use, or is a fixed target in another namespace.
     pub sources: Vec<SourceMatch>,
+    /// ExternalName Services whose hostname load balancers of remote clusters have now, and none of this cluster.
+    pub remote: Vec<RemoteMatch>,
     /// Objects with the address of a load balancer.
     pub addresses: Vec<AddressMatch>,
     /// ExternalName Services with the hostname of an Ingress or Gateway, which no load balancer and no StableName
@@ -114,6 +118,28 @@ pub struct TargetMatch {
     pub objects: Vec<String>,
 }
 
+/// An ExternalName Service with the hostname of a load balancer of a remote cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemoteMatch {
+    pub namespace: String,
+    pub service: String,
+    pub external_name: String,
+    #[serde(flatten)]
+    pub remote: RemoteLoadBalancer,
+}
+
+/// A load balancer of a remote cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemoteLoadBalancer {
+    pub cluster: String,
+    /// `<namespace>/<name>` in its cluster.
+    pub load_balancer: String,
+    /// The DNS name that lb-linker gives it.
+    pub name: String,
+}
+
 /// An EndpointSlice or Endpoints of a Service without a selector, with an address of a load balancer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -124,7 +150,8 @@ pub struct AddressMatch {
     pub name: String,
     pub address: IpAddr,
     pub load_balancer: String,
-    /// `<namespace>/<name>` of the external target, which has the load balancer's present addresses.
+    /// `<namespace>/<name>` of the external target, which has the load balancer's present addresses; of a load balancer of
+    /// a remote cluster its DNS name.
     pub replacement: String,
 }
 
@@ -212,7 +239,9 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
     // A fixed target is text that a tenant chooses: no cloud controller has set it.
     let is_of_service = |link: &Arc<Link>| link.active_override().is_none_or(|by| !by.service_uid.is_empty());
     let of_services = owners.iter().filter(|(_, links)| links.iter().any(is_of_service));
-    let domains: HashSet<&str> = of_services.filter_map(|(hostname, _)| domain(hostname)).collect();
+    let remotes = Remotes::of(store);
+    let of_services = of_services.map(|(hostname, _)| hostname).chain(remotes.by_hostname.keys());
+    let domains: HashSet<&str> = of_services.filter_map(|hostname| domain(hostname)).collect();
     let (mut scan, mut candidates, mut labelled) = (Scan::default(), Vec::new(), BTreeSet::new());
     for service in &objects.services {
         let Some(external_name) = unmanaged_external_name(service, store, target_namespace) else { continue };
@@ -231,6 +260,10 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
             ([owner], ..) => scan.exact.push(found.exact_match(owner, service)),
             ([_, _, ..], ..) => scan.ambiguous.push(found.ambiguous(&trusted)),
             ([], Some(stable_names), _) => scan.sources.push(found.source_match(stable_names)),
+            ([], None, _) if remotes.by_hostname.contains_key(&found.external_name) => {
+                let remotes = remotes.by_hostname.get(&found.external_name).into_iter().flatten();
+                scan.remote.extend(remotes.map(|remote| found.remote_match(remote)));
+            }
             ([], None, Some(others)) => scan.targets.push(found.target_match(others)),
             ([], None, None)
                 if domain(&found.external_name).is_some_and(|domain| domains.contains(domain)) =>
@@ -244,7 +277,8 @@ pub fn find(objects: &Objects, store: &Store, target_namespace: &str) -> (Scan, 
     scan.ambiguous.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.sources.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
     scan.targets.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
-    scan.addresses = addresses(objects, store, target_namespace, &mut labelled);
+    scan.remote.sort_by(|a, b| (&a.namespace, &a.service).cmp(&(&b.namespace, &b.service)));
+    scan.addresses = addresses(objects, store, &remotes, target_namespace, &mut labelled);
     if !labelled.is_empty() {
         scan.notices.push(format!(
             "objects outside of namespace {target_namespace} with lb-linker's labels, which each user may set, are left out: \
@@ -283,6 +317,11 @@ impl Candidate {
         SourceMatch { namespace, service, external_name, stable_names }
     }
 
+    fn remote_match(&self, remote: &RemoteLoadBalancer) -> RemoteMatch {
+        let Self { namespace, service, external_name } = self.clone();
+        RemoteMatch { namespace, service, external_name, remote: remote.clone() }
+    }
+
     fn target_match(self, objects: &BTreeSet<String>) -> TargetMatch {
         let Self { namespace, service, external_name } = self;
         TargetMatch { namespace, service, external_name, objects: objects.iter().cloned().collect() }
@@ -300,6 +339,55 @@ fn owners_of_hostnames(store: &Store) -> BTreeMap<String, Vec<Arc<Link>>> {
         }
     }
     owners
+}
+
+/// The load balancers of remote clusters, by their targets.
+#[derive(Default)]
+struct Remotes {
+    by_hostname: BTreeMap<String, Vec<RemoteLoadBalancer>>,
+    by_address: BTreeMap<IpAddr, Vec<RemoteLoadBalancer>>,
+}
+
+impl Remotes {
+    /// Returns those that have a name in the domain of their cluster.
+    fn of(store: &Store) -> Self {
+        let (mut found, mut seen) = (Self::default(), HashSet::new());
+        let mut owners = store.other_owners();
+        owners.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        for (owner, claims, link) in owners {
+            let Some(cluster) = link.key.cluster().filter(|_| owner.source.is_like(&Source::SERVICES)) else {
+                continue;
+            };
+            let (namespace, service) = link.key.parts();
+            let default_name = format!("{service}.{}.", clusters::domain_of(namespace));
+            let is_own = |name: &&Arc<str>| {
+                name.starts_with(&default_name) && store.owners_asking(name).first() == Some(&owner)
+            };
+            // It has a name in each zone.
+            let Some(name) = claims.names.iter().find(is_own).filter(|_| seen.insert(link.key.clone()))
+            else {
+                continue;
+            };
+            let remote = RemoteLoadBalancer {
+                cluster: cluster.to_owned(),
+                load_balancer: format!("{}/{service}", clusters::split(namespace).1),
+                name: name.to_string(),
+            };
+            match &link.target {
+                Some(Target::Hostname(hostname)) => {
+                    let hostname = hostname.to_string().to_ascii_lowercase();
+                    found.by_hostname.entry(hostname).or_default().push(remote);
+                }
+                Some(Target::Addresses(addresses)) => {
+                    for address in addresses.iter() {
+                        found.by_address.entry(*address).or_default().push(remote.clone());
+                    }
+                }
+                None => {}
+            }
+        }
+        found
+    }
 }
 
 /// Returns the StableNames by the hostnames of their sources and of their former targets.
@@ -356,6 +444,7 @@ fn domain(hostname: &str) -> Option<&str> {
 fn addresses(
     objects: &Objects,
     store: &Store,
+    remotes: &Remotes,
     target_namespace: &str,
     labelled: &mut BTreeSet<ServiceKey>,
 ) -> Vec<AddressMatch> {
@@ -398,13 +487,23 @@ fn addresses(
                 labelled.insert(ServiceKey::new(namespace, metadata.name.as_deref().unwrap_or_default()));
                 break;
             }
-            found.extend(store.links_at(address).into_iter().map(|link| AddressMatch {
+            let links = store.links_at(address);
+            let of_home = links
+                .iter()
+                .map(|link| (link.key.to_string(), format!("{target_namespace}/{}", link.external_target())));
+            // Private addresses may be in use in several clusters.
+            let of_remotes = remotes.by_address.get(&address).filter(|_| links.is_empty());
+            let of_remotes = of_remotes
+                .into_iter()
+                .flatten()
+                .map(|remote| (format!("{}/{}", remote.cluster, remote.load_balancer), remote.name.clone()));
+            found.extend(of_home.chain(of_remotes).map(|(load_balancer, replacement)| AddressMatch {
                 kind,
                 namespace: namespace.to_owned(),
                 name: metadata.name.clone().unwrap_or_default(),
                 address,
-                load_balancer: link.key.to_string(),
-                replacement: format!("{target_namespace}/{}", link.external_target()),
+                load_balancer,
+                replacement,
             }));
         }
     }

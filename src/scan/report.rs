@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::findings::{ExactMatch, Scan};
+use super::findings::{ExactMatch, RemoteLoadBalancer, Scan};
 use crate::links::table::columns;
 use crate::model::rejection::MAX_ENTRIES;
 
@@ -17,9 +17,7 @@ type Section<'a> = (&'static str, Vec<Vec<Cow<'a, str>>>);
 pub fn report(scan: &Scan) -> Vec<String> {
     let mut lines = Vec::new();
     for (title, rows) in
-        [probable(scan), ambiguous(scan), sources(scan), targets(scan), addresses(scan), exact(scan)]
-            .into_iter()
-            .flatten()
+        [probable, ambiguous, sources, targets, remote, addresses, exact].into_iter().flat_map(|of| of(scan))
     {
         if !lines.is_empty() {
             lines.push(String::new());
@@ -100,9 +98,21 @@ fn targets(scan: &Scan) -> Option<Section<'_>> {
     )
 }
 
+fn remote(scan: &Scan) -> Option<Section<'_>> {
+    section(
+        "These Services name a load balancer of a remote cluster, and can't follow it. Use the DNS name that lb-linker \
+         gives it instead:",
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "CLUSTER", "LOAD BALANCER", "USE INSTEAD"],
+        scan.remote.iter().map(|it| {
+            let RemoteLoadBalancer { cluster, load_balancer, name } = &it.remote;
+            [&it.namespace, &it.service, &it.external_name, cluster, load_balancer, name].map(Cow::from)
+        }),
+    )
+}
+
 fn addresses(scan: &Scan) -> Option<Section<'_>> {
     section(
-        "Objects with an address of a load balancer. The external target has its present addresses:",
+        "Objects with an address of a load balancer. The last column names what has its present addresses:",
         ["NAMESPACE", "KIND", "NAME", "ADDRESS", "LOAD BALANCER", "USE INSTEAD"],
         scan.addresses.iter().map(|it| {
             let address = it.address.to_string().into();

@@ -49,7 +49,7 @@ fn template() -> String {
     let name = definition["metadata"]["name"].as_str().unwrap();
     format!(
         "{{{{- /* Written by `make crd` from src/api/. The rules need Kubernetes 1.31. */}}}}\n\
-         {{{{- if and .Values.crds.enabled (semverCompare \">=1.31.0-0\" .Capabilities.KubeVersion.Version) }}}}\n\
+         {{{{- if and .Values.crds.enabled (not .Values.remoteAccess.enabled) (semverCompare \">=1.31.0-0\" .Capabilities.KubeVersion.Version) }}}}\n\
          {}metadata:\n  name: {name}\n  labels:\n    {{{{- include \"lb-linker.labels\" . | nindent 4 }}}}\n  \
          {{{{- if .Values.crds.keep }}}}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{{{- end }}}}\n\
          {spec}{{{{- end }}}}\n",

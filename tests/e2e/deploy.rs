@@ -5,7 +5,7 @@ mod cluster_dns;
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::harness::control_plane::{ControlPlane, Options};
 use crate::harness::dns::{CoreDns, answers};
@@ -13,7 +13,8 @@ use crate::harness::{cluster_with_target, deploy, eventually};
 use crate::target_namespace::delete_namespace;
 
 /// The optional folders that can be applied as they are. The folder `monitoring` needs CRDs of another project: see
-/// `monitoring.rs`. The folder `sidecar/policy` needs a newer Kubernetes than the rest: see `sidecar.rs`.
+/// `monitoring.rs`. The folder `remote` has a namespace of its own, which a dry run doesn't create: see
+/// `remote_access.rs`. The folder `sidecar/policy` needs a newer Kubernetes than the rest: see `sidecar.rs`.
 const OPTIONAL: [&str; 14] = [
     "alerts",
     "cluster-dns",
@@ -170,7 +171,7 @@ fn every_folder_of_deploy_is_tested() {
     }
     folders.sort();
     let mut tested = OPTIONAL.to_vec();
-    tested.extend(["monitoring", "targets"]);
+    tested.extend(["monitoring", "remote", "targets"]);
     tested.sort_unstable();
     assert_eq!(folders, tested);
 }
@@ -188,6 +189,44 @@ fn kustomizations_have_the_objects_of_their_folders() {
         let rendered: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
         assert_eq!(sorted(rendered), sorted(objects(folder)));
     }
+}
+
+#[test]
+fn component_for_remote_clusters_patches_the_deployment() {
+    let directory = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(deploy(), directory.path().join("deploy")).unwrap();
+    let remotes = "west=/etc/lb-linker-remotes/west,east=/etc/lb-linker-remotes/east";
+    let kustomization = json!({
+        "resources": ["deploy"], "components": ["deploy/remote/home"],
+        "configMapGenerator": [{
+            "name": "lb-linker-remotes", "namespace": "lb-linker", "literals": [format!("remotes={remotes}")],
+        }],
+    });
+    fs::write(directory.path().join("kustomization.yaml"), kustomization.to_string()).unwrap();
+    let rendered = ControlPlane::shared().kubectl(&["kustomize", directory.path().to_str().unwrap()]);
+    let rendered: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+    let configmap = of_kind(&rendered, "ConfigMap");
+    assert_eq!(configmap["data"]["remotes"], remotes);
+    let of_role = |object: &&Value| object["metadata"]["name"] == "lb-linker-remotes";
+    let mut added: Vec<Value> = rendered.iter().filter(of_role).cloned().collect();
+    added.sort_by_key(|object| object["kind"].to_string());
+    assert_eq!(added, objects(&deploy().join("remote/home/rbac.yaml")));
+    let patch = objects(&deploy().join("remote/home/patch.yaml"));
+    let patch = &patch[0]["spec"]["template"]["spec"];
+    let pod = &of_kind(&rendered, "Deployment")["spec"]["template"]["spec"];
+    let has = |list: &Value, item: &Value| list.as_array().unwrap().contains(item);
+    let (container, added) = (&pod["containers"][0], &patch["containers"][0]);
+    let mut variable = added["env"][0].clone();
+    // The reference names the generated ConfigMap.
+    variable["valueFrom"]["configMapKeyRef"]["name"] = configmap["metadata"]["name"].clone();
+    assert!(has(&container["env"], &variable), "{container}");
+    assert!(has(&container["volumeMounts"], &added["volumeMounts"][0]), "{container}");
+    assert!(has(&pod["volumes"], &patch["volumes"][0]), "{pod}");
+    let before = objects(&deploy().join("20-deployment.yaml"));
+    let before = &before[0]["spec"]["template"]["spec"];
+    assert_eq!(container["args"], before["containers"][0]["args"]);
+    let number = |pod: &Value| pod["volumes"].as_array().unwrap().len();
+    assert_eq!(number(pod), number(before) + 1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The commands of README.md and docs/ with kubectl, helm and lb-linker, run against the real API server.
 
 mod health_check;
+mod remote_clusters;
 mod stable_names;
 
 use std::fs::{self, Permissions};
@@ -39,6 +40,26 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: coredns, namespace: kube-system}
 data: {Corefile: ''}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: exdns-k8s-gateway, namespace: kube-system}
+data:
+  Corefile: |-
+    .:1053 {
+        k8s_gateway example.com {
+          apex exdns-k8s-gateway.kube-system
+          resources Ingress Service
+        }
+        forward . 192.0.2.53
+    }
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: exdns-k8s-gateway, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: exdns}}
+  template: {metadata: {labels: {app: exdns}}, spec: {containers: [{name: k8s-gateway, image: a}]}}
 ";
 const AFTER_INSTALL: &str = "
 apiVersion: v1
@@ -106,6 +127,9 @@ wait $!
 
 /// The page whose commands [`stable_names`] runs, beside a running lb-linker.
 const STABLE_NAMES: &str = "docs/stable-names.md";
+
+/// The page whose commands [`remote_clusters`] runs, with a second cluster.
+const REMOTE_CLUSTERS: &str = "docs/remote-clusters.md";
 
 /// First words of the blocks that are run: programs, the setting of a variable, and a function.
 const RUN: [&str; 8] = [
@@ -275,6 +299,10 @@ fn commands_of_pages_for_an_installed_lb_linker_succeed() {
     ] {
         run(&plane, page);
     }
+    let of_gateway = "jsonpath={range .spec.template.spec.containers[*]}{.name} {.image} {.args[0]};{end}";
+    let get = ["get", "deployment", "exdns-k8s-gateway", "-n", "kube-system", "-o", of_gateway];
+    // docs/moving.md replaces the program of its only container; the way back needs a controller.
+    assert_eq!(plane.kubectl(&get), "k8s-gateway lb-linker:0.1.0 run;");
 }
 
 #[test]

@@ -53,6 +53,7 @@ mod recreation;
 mod refusals;
 mod release;
 mod remote;
+mod remote_access;
 mod scan;
 mod secrets;
 mod selection;

@@ -7,4 +7,5 @@ pub mod chart;
 mod image;
 mod large_lists;
 pub mod monitoring;
+mod remote_chart;
 mod upgrades;

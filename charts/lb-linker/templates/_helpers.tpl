@@ -100,6 +100,17 @@ must not bring back the older image. */ -}}
 {{- end -}}
 {{- end -}}
 
+{{- /* As checkZones. */ -}}
+{{- define "lb-linker.checkRemotes" -}}
+{{- $known := list .Values.clusterName -}}
+{{- range .Values.remotes -}}
+{{- if has .name $known -}}
+{{- fail (printf "remotes: %s is given twice, or is the clusterName of the release; each cluster needs a name of its own" .name) -}}
+{{- end -}}
+{{- $known = append $known .name -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The Lease has the name of the other objects, which RBAC names too. */ -}}
 {{- define "lb-linker.args" -}}
 - run
@@ -133,6 +144,13 @@ must not bring back the older image. */ -}}
 {{- end }}
 {{- if .Values.snapshot.enabled }}
 - --snapshot=/var/lib/lb-linker/links
+{{- end }}
+{{- if ne .Values.clusterName "home" }}
+- --cluster-name={{ .Values.clusterName }}
+{{- end }}
+{{- include "lb-linker.checkRemotes" . }}
+{{- range .Values.remotes }}
+- {{ printf "--remote=%s=/etc/lb-linker-remotes/%s%s" .name .name (empty .context | ternary "" (printf ":%s" .context)) | quote }}
 {{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}

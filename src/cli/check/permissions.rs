@@ -20,6 +20,7 @@ use crate::sync::election::ElectionConfig;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::describe;
+use crate::sync::k8s::remotes::KUBE_SYSTEM;
 
 /// The timeout of the review of one permission.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -53,6 +54,8 @@ const PROMETHEUS_RULES: Resource = ("monitoring.coreos.com", "v1", "prometheusru
 pub(super) struct RequiredPermission<'a> {
     verb: &'static str,
     resource: Resource,
+    /// The remote cluster; `None` for the home cluster.
+    cluster: Option<&'a str>,
     namespace: Option<&'a str>,
     /// The name of the only object that the permission covers; `None` for all objects.
     name: Option<&'a str>,
@@ -74,9 +77,17 @@ impl fmt::Display for RequiredPermission<'_> {
             write!(f, "/{name}")?;
         }
         match self.namespace {
-            Some(namespace) => write!(f, " in namespace {namespace}"),
-            None => write!(f, " in all namespaces"),
+            _ if self.resource == NAMESPACES && self.name.is_some() => {}
+            Some(namespace) => write!(f, " in namespace {namespace}")?,
+            None => write!(f, " in all namespaces")?,
         }
+        f.write_str(&self.place())
+    }
+}
+
+impl RequiredPermission<'_> {
+    fn place(&self) -> String {
+        self.cluster.map(|cluster| format!(" of cluster {cluster}")).unwrap_or_default()
     }
 }
 
@@ -97,7 +108,14 @@ pub(super) fn needed<'a>(
     election_config: Option<&'a ElectionConfig>,
 ) -> Vec<RequiredPermission<'a>> {
     let permission = |resource, namespace, need| {
-        move |verb: &&'static str| RequiredPermission { verb, resource, namespace, name: None, need }
+        move |verb: &&'static str| RequiredPermission {
+            verb,
+            resource,
+            cluster: None,
+            namespace,
+            name: None,
+            need,
+        }
     };
     let default = Requirement::Always(folder);
     let watched = watched(flags);
@@ -123,6 +141,9 @@ pub(super) fn needed<'a>(
             permissions.extend(["create", "patch"].iter().map(permission(EVENTS, *namespace, default)));
             permissions.extend(["patch"].iter().map(permission(SERVICES, *namespace, patch)));
         }
+    }
+    if !flags.remote.remotes.is_empty() {
+        permissions.push(reading_kube_system(None, "deploy/remote/home/, for --remote"));
     }
     if let Some(election_config) = election_config {
         let own = Some(&*election_config.namespace);
@@ -159,7 +180,8 @@ pub(super) fn add_for_cluster_dns(permissions: &mut Vec<RequiredPermission<'_>>,
     ] {
         for verb in ["list", "watch"].into_iter().filter(|_| spec.has(kind)) {
             let need = Requirement::Always(folder);
-            let permission = RequiredPermission { verb, resource, namespace: None, name: None, need };
+            let permission =
+                RequiredPermission { verb, resource, cluster: None, namespace: None, name: None, need };
             if !permissions.iter().any(|known| RequiredPermission { need, ..known.clone() } == permission) {
                 permissions.push(permission);
             }
@@ -183,24 +205,68 @@ pub(super) fn for_sources<'a>(
     zones: impl Iterator<Item = &'a LinkZone> + Clone,
 ) -> Vec<RequiredPermission<'a>> {
     let mut permissions = Vec::new();
-    for (source, resources, need) in [
-        (Source::INGRESSES, &[INGRESSES][..], "deploy/sources/, for the source ingress"),
-        (Source::GATEWAYS, &OF_GATEWAYS, "deploy/sources/, for the source gateway"),
-        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS], "deploy/sources/, for the source dnsendpoint"),
-    ] {
-        if zones.clone().any(|zone| zone.sources.iter().any(|listed| listed.general() == source)) {
-            let is_read = |(_, _, plural): &&Resource| {
-                let routes = [Source::HTTP_ROUTES, Source::GRPC_ROUTES, Source::TLS_ROUTES];
-                let of_kind = routes.iter().find(|routes| format!("{}s", routes.word()) == *plural);
-                of_kind.is_none_or(|routes| zones.clone().any(|zone| Zone::from(zone).has(routes)))
-            };
-            let resources = resources.iter().filter(is_read);
-            let verbs = resources.flat_map(|resource| [("list", *resource), ("watch", *resource)]);
-            let verbs: Vec<_> = verbs.collect();
-            permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));
-        }
+    for (resources, need) in resources_of_sources(zones) {
+        let verbs = resources.iter().flat_map(|resource| [("list", *resource), ("watch", *resource)]);
+        let verbs: Vec<_> = verbs.collect();
+        permissions.extend(in_watched_namespaces(flags, &verbs, Requirement::Always(need)));
     }
     permissions
+}
+
+/// Returns the permissions in a remote cluster for the names in these zones.
+pub(super) fn in_remote_cluster<'a>(
+    cluster: &'a str,
+    zones: impl Iterator<Item = &'a LinkZone> + Clone,
+) -> Vec<RequiredPermission<'a>> {
+    // A zone of *k8s_gateway* has names of the home cluster alone.
+    let zones = zones.filter(|zone| zone.k8s_gateway.is_none());
+    let of_sources = resources_of_sources(zones).into_iter().flat_map(|(resources, _)| resources);
+    let first = reading_kube_system(Some(cluster), "deploy/remote/, for that cluster");
+    let list_and_watch = |resource: Resource| {
+        let (cluster, need) = (first.cluster, first.need);
+        ["list", "watch"].map(|verb| RequiredPermission {
+            verb,
+            resource,
+            cluster,
+            namespace: None,
+            name: None,
+            need,
+        })
+    };
+    let others = std::iter::once(SERVICES).chain(of_sources).flat_map(list_and_watch).collect::<Vec<_>>();
+    std::iter::once(first).chain(others).collect()
+}
+
+/// Returns the permission to tell clusters apart.
+pub(super) fn reading_kube_system<'a>(
+    cluster: Option<&'a str>,
+    folder: &'static str,
+) -> RequiredPermission<'a> {
+    let (namespace, name) = (Some(KUBE_SYSTEM), Some(KUBE_SYSTEM));
+    let need = Requirement::Always(folder);
+    RequiredPermission { verb: "get", resource: NAMESPACES, cluster, namespace, name, need }
+}
+
+/// Returns the resources of the sources of these zones, each with the folder that grants them in the home cluster.
+fn resources_of_sources<'a>(
+    zones: impl Iterator<Item = &'a LinkZone> + Clone,
+) -> Vec<(Vec<Resource>, &'static str)> {
+    let is_read = |(_, _, plural): &&Resource| {
+        let routes = [Source::HTTP_ROUTES, Source::GRPC_ROUTES, Source::TLS_ROUTES];
+        let of_kind = routes.iter().find(|routes| format!("{}s", routes.word()) == *plural);
+        of_kind.is_none_or(|routes| zones.clone().any(|zone| Zone::from(zone).has(routes)))
+    };
+    let mut found = Vec::new();
+    for (source, resources, need) in [
+        (Source::INGRESSES, &[INGRESSES][..], "deploy/sources/, for the source ingress"),
+        (Source::GATEWAYS, &OF_GATEWAYS[..], "deploy/sources/, for the source gateway"),
+        (Source::DNS_ENDPOINTS, &[DNS_ENDPOINTS][..], "deploy/sources/, for the source dnsendpoint"),
+    ] {
+        if zones.clone().any(|zone| zone.sources.iter().any(|listed| listed.general() == source)) {
+            found.push((resources.iter().filter(is_read).copied().collect(), need));
+        }
+    }
+    found
 }
 
 /// Returns the permissions for the PrometheusRules of StableNames.
@@ -221,8 +287,14 @@ fn in_watched_namespaces<'a>(
     need: Requirement,
 ) -> Vec<RequiredPermission<'a>> {
     let in_namespace = |namespace| {
-        let permission =
-            move |&(verb, resource)| RequiredPermission { verb, resource, namespace, name: None, need };
+        let permission = move |&(verb, resource)| RequiredPermission {
+            verb,
+            resource,
+            cluster: None,
+            namespace,
+            name: None,
+            need,
+        };
         verbs.iter().map(permission).collect::<Vec<_>>()
     };
     watched(flags).into_iter().flat_map(in_namespace).collect()
@@ -297,9 +369,10 @@ pub(super) async fn review_access(
                 return false;
             }
             Err(_) => {
+                let place = permission.place();
                 check_report
                     .cluster_errors
-                    .push(format!("can't review permissions: no answer within {REQUEST_TIMEOUT:?}"));
+                    .push(format!("can't review permissions{place}: no answer within {REQUEST_TIMEOUT:?}"));
                 return false;
             }
         }

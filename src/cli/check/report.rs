@@ -12,3 +12,14 @@ pub struct CheckReport {
     /// Errors in the cluster, such as missing permissions: the end of the report.
     pub cluster_errors: Vec<String>,
 }
+
+impl CheckReport {
+    /// Adds the lines and the errors of another report.
+    pub(super) fn append(&mut self, other: Self) {
+        let Self { lines, warnings, input_errors, cluster_errors } = other;
+        self.lines.extend(lines);
+        self.warnings.extend(warnings);
+        self.input_errors.extend(input_errors);
+        self.cluster_errors.extend(cluster_errors);
+    }
+}

@@ -64,10 +64,10 @@ use std::path::PathBuf;
 use hickory_proto::rr::Name;
 
 use super::kubernetes::check_kubeconfig;
-use super::lb_linker::{self, LinkZoneOptions, MAX_TTL, OwnKubeconfig, add_classes};
 use super::setup::Setup;
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Directive};
+use crate::dns::plugins::lb_linker::{LinkZoneOptions, MAX_TTL, OwnKubeconfig, add_classes, add_link_zones};
 use crate::label_selector::selector;
 use crate::model::names;
 use crate::model::owner::{K8sGateway, Source};
@@ -114,7 +114,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             check_kubeconfig(file, file.text.as_ref(), context.first())?;
         }
     }
-    lb_linker::add(setup, options, NAME)
+    add_link_zones(setup, options, NAME)
 }
 
 /// Parses the line of a block with the zones `own`.

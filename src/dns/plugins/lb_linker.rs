@@ -145,11 +145,11 @@ pub fn failed_targets(metrics: &metrics::Metrics) -> Result<FailedTargetsGauge, 
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let options = parse(setup.only_line()?, setup.zones)?;
-    add(setup, options, NAME)
+    add_link_zones(setup, options, NAME)
 }
 
 /// Adds the zones of a line to the block.
-pub(super) fn add(
+pub(super) fn add_link_zones(
     setup: &mut Setup<'_>,
     options: LinkZoneOptions,
     plugin: &'static str,

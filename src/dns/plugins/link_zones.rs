@@ -2,10 +2,12 @@
 
 use hickory_proto::rr::Name;
 
-use super::lb_linker::{LinkZone, LinkZoneOptions};
-use super::{k8s_gateway, lb_linker};
 use crate::dns::corefile::{BlockSource, CorefileError, Directive, addresses};
 use crate::dns::message::arpa::is_reverse;
+use crate::dns::plugins::k8s_gateway::{NAME as K8S_GATEWAY, parse as parse_k8s_gateway};
+use crate::dns::plugins::lb_linker::{
+    LinkZone, LinkZoneOptions, NAME as LB_LINKER, parse as parse_lb_linker,
+};
 use crate::model::cluster_domain::conflict;
 use crate::model::hostname::to_presentation;
 
@@ -20,8 +22,8 @@ pub fn link_zones(blocks: &[BlockSource], cluster_domain: &Name) -> Result<Vec<L
     for block in blocks {
         for line in &block.lines {
             let parse = match line.name() {
-                lb_linker::NAME => lb_linker::parse,
-                k8s_gateway::NAME => k8s_gateway::parse,
+                LB_LINKER => parse_lb_linker,
+                K8S_GATEWAY => parse_k8s_gateway,
                 _ => continue,
             };
             let own = zones_of(block)?;

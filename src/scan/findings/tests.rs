@@ -5,6 +5,7 @@ use super::*;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::owner::{Claims, Owner, Zone};
 use crate::store::OnGone;
 use crate::sync::source::service_links::set_override;
 
@@ -12,29 +13,33 @@ use crate::sync::source::service_links::set_override;
 fn store(load_balancers: &[(&str, &str, &str, &[&str])]) -> Store {
     let store = Store::new(OnGone::Kept);
     for (namespace, name, target, allowed) in load_balancers {
-        let address: Option<IpAddr> = target.parse().ok();
-        let hostname =
-            address.is_none().then(|| Hostname::from(&Name::from_ascii(format!("{target}.")).unwrap()));
-        store.apply(ObservedService {
-            key: ServiceKey::new(namespace, name),
-            uid: "uid".into(),
-            created: None,
-            resource_version: None,
-            ingress: Ingress {
-                hostnames: hostname.into_iter().collect(),
-                addresses: address.into_iter().collect(),
-            },
-            ports: Arc::default(),
-            annotations: Annotations {
-                allow_from: allowed.iter().map(|&namespace| Arc::from(namespace)).collect(),
-                ..Annotations::default()
-            },
-            refused: false,
-            has_finalizer: false,
-            persisted: None,
-        });
+        store.apply(observed(namespace, name, target, allowed));
     }
     store
+}
+
+fn observed(namespace: &str, name: &str, target: &str, allowed: &[&str]) -> ObservedService {
+    let address: Option<IpAddr> = target.parse().ok();
+    let hostname =
+        address.is_none().then(|| Hostname::from(&Name::from_ascii(format!("{target}.")).unwrap()));
+    ObservedService {
+        key: ServiceKey::new(namespace, name),
+        uid: "uid".into(),
+        created: None,
+        resource_version: None,
+        ingress: Ingress {
+            hostnames: hostname.into_iter().collect(),
+            addresses: address.into_iter().collect(),
+        },
+        ports: Arc::default(),
+        annotations: Annotations {
+            allow_from: allowed.iter().map(|&namespace| Arc::from(namespace)).collect(),
+            ..Annotations::default()
+        },
+        refused: false,
+        has_finalizer: false,
+        persisted: None,
+    }
 }
 
 fn service(namespace: &str, name: &str, spec: Value) -> Service {
@@ -172,6 +177,65 @@ fn endpoints_with_an_address_of_a_load_balancer_are_found() {
             ("Endpoints", "old", "external-targets/a-lb-ext")
         ]
     );
+}
+
+#[test]
+fn load_balancers_of_remote_clusters_are_found_by_target() {
+    let store = store(&[("lb", "a", "both.lb.example", &[]), ("lb", "b", "192.0.2.1", &[])]);
+    let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
+    let other = Zone::from(&Name::from_ascii("zz.internal.").unwrap());
+    let remotes = ["west".into(), "east".into()];
+    store.set_zones([zone, other].into_iter().flat_map(|zone| zone.with_remotes(&remotes)));
+    for (namespace, name, target, names) in [
+        ("west/shop", "web", "both.lb.example", "web.shop.west.lb.internal"),
+        ("west/shop", "db", "db.west.example", "db.shop.west.lb.internal,db.shop.west.zz.internal"),
+        ("east/shop", "db", "db.west.example", "other.shop.east.lb.internal,db.shop.east.lb.internal"),
+        ("west/shop", "one", "192.0.2.1", "one.shop.west.lb.internal"),
+        ("west/shop", "two", "192.0.2.2", "two.shop.west.lb.internal"),
+        // It has no name.
+        ("west/shop", "mine", "mine.west.example", ""),
+    ] {
+        let link = Arc::new(observed(namespace, name, target, &[]).link(None, false));
+        // As for all sources but the home cluster's load balancers, each name has an owner.
+        for name in names.split(',').filter(|name| !name.is_empty()) {
+            let key = ServiceKey::new(namespace, name);
+            let owner = Owner { source: Source::SERVICES.in_cluster_of(namespace), key };
+            store.observe(
+                &owner,
+                &Claims { created: 1, names: [name.into()].into(), ..Claims::default() },
+                &link,
+                None,
+            );
+        }
+    }
+    let slice = |name: &str, address: &str| -> EndpointSlice {
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "a", "name": name, "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4", "endpoints": [{"addresses": [address]}]
+        }))
+        .unwrap()
+    };
+    let services = vec![
+        external("a", "both", "both.lb.example"),
+        external("a", "db", "db.west.example"),
+        external("a", "mine", "mine.west.example"),
+        external("a", "old", "old.west.example"),
+    ];
+    let slices = vec![slice("one", "192.0.2.1"), slice("two", "192.0.2.2")];
+    let objects = Objects { services, slices, ..Objects::default() };
+    let (scan, candidates) = find(&objects, &store, "external-targets");
+    assert_eq!((scan.exact.len(), &*scan.exact[0].load_balancer), (1, "lb/a"));
+    let remote = |it: &RemoteMatch| format!("{} {} {}", it.service, it.remote.cluster, it.remote.name);
+    let expected = ["db east db.shop.east.lb.internal", "db west db.shop.west.lb.internal"];
+    assert_eq!(scan.remote.iter().map(remote).collect::<Vec<_>>(), expected);
+    assert_eq!(scan.remote[0].remote.load_balancer, "shop/db");
+    let short: Vec<_> = scan.addresses.iter().map(|it| (&*it.load_balancer, &*it.replacement)).collect();
+    assert_eq!(
+        short,
+        [("lb/b", "external-targets/b-lb-ext"), ("west/shop/two", "two.shop.west.lb.internal")]
+    );
+    let names: Vec<&str> = candidates.iter().map(|it| it.service.as_str()).collect();
+    assert_eq!(names, ["mine", "old"]);
 }
 
 #[test]

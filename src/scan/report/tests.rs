@@ -1,5 +1,5 @@
 use super::*;
-use crate::scan::findings::{AddressMatch, Ambiguous, SourceMatch, Stale, TargetMatch};
+use crate::scan::findings::{AddressMatch, Ambiguous, RemoteMatch, SourceMatch, Stale, TargetMatch};
 
 fn exact(namespace: &str, service: &str, load_balancer: &str, needs_allow_from: bool) -> ExactMatch {
     ExactMatch {
@@ -90,6 +90,16 @@ fn report_begins_with_findings_that_need_a_decision() {
             external_name: "d.lb.example".to_owned(),
             objects: vec!["Gateway infra/public".to_owned(), "Ingress shop/web".to_owned()],
         }],
+        remote: vec![RemoteMatch {
+            namespace: "shop".to_owned(),
+            service: "west".to_owned(),
+            external_name: "e.lb.example".to_owned(),
+            remote: RemoteLoadBalancer {
+                cluster: "west".to_owned(),
+                load_balancer: "lb/w".to_owned(),
+                name: "w.lb.west.lb.internal".to_owned(),
+            },
+        }],
         notices: Vec::new(),
     };
     let expected = "\
@@ -115,7 +125,13 @@ service,ingress,gateway the hosts of Ingresses and routes are DNS names in the z
   NAMESPACE   SERVICE   EXTERNAL NAME   OBJECTS
   shop        front     d.lb.example    Gateway infra/public,Ingress shop/web
 
-Objects with an address of a load balancer. The external target has its present addresses:
+These Services name a load balancer of a remote cluster, and can't follow it. Use the DNS name that \
+lb-linker gives it instead:
+
+  NAMESPACE   SERVICE   EXTERNAL NAME   CLUSTER   LOAD BALANCER   USE INSTEAD
+  shop        west      e.lb.example    west      lb/w            w.lb.west.lb.internal
+
+Objects with an address of a load balancer. The last column names what has its present addresses:
 
   NAMESPACE   KIND            NAME   ADDRESS     LOAD BALANCER   USE INSTEAD
   shop        EndpointSlice   db-1   192.0.2.1   lb/z            external-targets/z-lb-ext

@@ -261,7 +261,7 @@ pub async fn connect(
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
 ) -> Result<ClientConnection, ClientError> {
-    reloading_client(ConfigSource::new(kubeconfig, context), true).await
+    reloading_client(ConfigSource::new(kubeconfig, context), String::new(), true).await
 }
 
 /// As [`connect`], but if the kubeconfig's program for credentials fails, or takes some seconds, each request fails
@@ -273,7 +273,20 @@ pub async fn connect_before_credentials(
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
 ) -> Result<ClientConnection, ClientError> {
-    reloading_client(ConfigSource::new(kubeconfig, context), false).await
+    reloading_client(ConfigSource::new(kubeconfig, context), String::new(), false).await
+}
+
+/// As [`connect_before_credentials`], for a remote cluster with this name.
+///
+/// # Errors
+/// As for [`connect_before_credentials`].
+pub async fn connect_to_remote(
+    cluster: &str,
+    kubeconfig: PathBuf,
+    context: Option<String>,
+) -> Result<ClientConnection, ClientError> {
+    let source = ConfigSource::new(Some(kubeconfig), context);
+    reloading_client(source, format!(" of cluster {cluster}"), false).await
 }
 
 /// Returns a client for the API server at this URL. Doesn't connect yet. The client reads the files again when they
@@ -282,7 +295,8 @@ pub async fn connect_before_credentials(
 /// # Errors
 /// If the URL or a file can't be used.
 pub async fn connect_to(url: &str, tls: Option<&ClientTls>) -> Result<ClientConnection, ClientError> {
-    reloading_client(ConfigSource::Endpoint { url: url.to_owned(), tls: tls.cloned() }, false).await
+    let source = ConfigSource::Endpoint { url: url.to_owned(), tls: tls.cloned() };
+    reloading_client(source, String::new(), false).await
 }
 
 /// Returns a client for this configuration. The client never reads the configuration again.

@@ -22,8 +22,8 @@ pub fn has_names_of_service(zone: &Zone, metadata: &ObjectMeta) -> bool {
     let selectors = zone.k8s_gateway.as_ref().map(|own| &own.service_selectors[..]).unwrap_or_default();
     let labels = metadata.labels.clone().unwrap_or_default();
     // The Corefile has valid selectors alone.
-    let selects = |text: &Box<str>| selector(text).is_ok_and(|selector| selector.matches(&labels));
+    let selects = |text: &str| selector(text).is_ok_and(|selector| selector.matches(&labels));
     zone.has(&Source::SERVICES)
         && !is_ignored(metadata)
-        && (selectors.is_empty() || selectors.iter().any(selects))
+        && (selectors.is_empty() || selectors.iter().any(|text| selects(text)))
 }

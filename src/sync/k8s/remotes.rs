@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 
-use super::client::{ClientConnection, ClientError, ClusterIdentity, connect_before_credentials};
+use super::client::{ClientConnection, ClientError, ClusterIdentity, connect_to_remote};
 use super::errors::ApiAvailability;
 use crate::model::remote::RemoteCluster;
 
 /// The namespace whose uid tells clusters apart.
-const KUBE_SYSTEM: &str = "kube-system";
+pub const KUBE_SYSTEM: &str = "kube-system";
 
 /// A remote cluster.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl Remotes {
     pub async fn open(clusters: &[RemoteCluster]) -> Result<Self, RemoteError> {
         let mut remotes = Vec::with_capacity(clusters.len());
         for RemoteCluster { name, kubeconfig, context } in clusters {
-            let opened = connect_before_credentials(Some(kubeconfig.clone()), context.clone()).await;
+            let opened = connect_to_remote(name, kubeconfig.clone(), context.clone()).await;
             let ClientConnection { client, server, identity } =
                 opened.map_err(|source| RemoteError { name: Arc::clone(name), source: source.into() })?;
             let (of_server, cluster) = (identity.clone(), Arc::clone(name));

@@ -86,7 +86,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a A", "192.0.2.1")],
     )
-    .differs("`spec.externalIPs` of a Service instead of its status"),
+    .differs("`spec.externalIPs` of a Service in place of its status"),
     row(
         "docs/sources/service.md:50: a hostname of the status",
         service!("web, annotations: {$E/hostname: a.$Z}", "type: LoadBalancer", "{hostname: lb.example.com}"),
@@ -148,7 +148,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
         &[("a A", "192.0.2.1")],
     )
-    .differs("several Services with one name: all addresses in the answer"),
+    .differs("several Services with one name: the addresses of all"),
     row(
         "docs/sources/service.md:58: the addresses of a headless Service's endpoints; docs/flags.md:21, 50",
         service!("web, annotations: {$E/hostname: a.$Z}", "type: ClusterIP, clusterIP: None", ""),

@@ -41,7 +41,7 @@ impl Helm {
     }
 
     /// Returns the standard output; if Helm fails, the standard error followed by the standard output.
-    fn try_run(&self, args: &[&str]) -> Result<String, String> {
+    pub fn try_run(&self, args: &[&str]) -> Result<String, String> {
         let mut command = Command::new(&self.program);
         command.args(args).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", self.home.path()).env("KUBECONFIG", &self.kubeconfig);
@@ -54,7 +54,7 @@ impl Helm {
         self.try_run(args).unwrap_or_else(|error| panic!("{} {args:?}: {error}", self.program.display()))
     }
 
-    fn template(&self, args: &[&str]) -> Vec<Value> {
+    pub fn template(&self, args: &[&str]) -> Vec<Value> {
         let release = ["template", "lb-linker", CHART, "--namespace", "lb-linker"];
         let rendered = self.run(&[&release, args].concat());
         let objects: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
@@ -62,12 +62,12 @@ impl Helm {
     }
 }
 
-fn without_cluster() -> [Helm; 2] {
+pub fn without_cluster() -> [Helm; 2] {
     helm().each_ref().map(|program| Helm::new(program, Path::new("/nonexistent")))
 }
 
 /// Removes the labels and the annotation that only the chart sets, at any depth.
-fn without_helm(value: &mut Value) {
+pub fn without_helm(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for label in HELM_LABELS {
@@ -84,7 +84,7 @@ fn without_helm(value: &mut Value) {
     }
 }
 
-fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
+pub fn sorted(mut objects: Vec<Value>) -> Vec<Value> {
     objects.sort_by_key(|object| {
         format!("{} {} {}", object["kind"], object["metadata"]["namespace"], object["metadata"]["name"])
     });

@@ -115,7 +115,8 @@ async fn of_context(
     let Some(used) = context.or(current) else {
         let contexts = contexts_of(&kubeconfig);
         return Err(ClientError::Kubeconfig(format!(
-            "{place}: it has no current-context; name a context by --context, or in a Corefile after the path of the kubeconfig{contexts}"
+            "{place}: it has no current-context; name a context by --context, or with --remote and in a Corefile after the path of the \
+             kubeconfig{contexts}"
         )));
     };
     if !kubeconfig.contexts.iter().any(|context| context.name == used) {
@@ -318,8 +319,8 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
         let text = with_server("https://192.0.2.1");
         assert_eq!(error(&text, Some("c")).await, "it has no context \"c\"; it has \"a\", \"b\\n\"");
         let without = text.replace("current-context: a", "current-context: ''");
-        let expected = "it has no current-context; name a context by --context, or in a Corefile after the path of the \
-                    kubeconfig; it has \"a\", \"b\\n\"";
+        let expected = "it has no current-context; name a context by --context, or with --remote and in a Corefile after \
+                        the path of the kubeconfig; it has \"a\", \"b\\n\"";
         assert_eq!(error(&without, None).await, expected);
         assert_eq!(error("{}", Some("a")).await, "it has no context \"a\"; it has no contexts");
         let many: Vec<String> = (0..1000).map(|i| format!("{{name: c{i}}}")).collect();

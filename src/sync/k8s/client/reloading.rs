@@ -46,6 +46,8 @@ type FileHash = Option<String>;
 
 struct ReloadingClient {
     source: ConfigSource,
+    /// ` of cluster west` for the log; nothing for the home cluster.
+    place: String,
     current: ArcSwap<Client>,
     /// Whether a request had no answer since the files were read.
     has_failed: AtomicBool,
@@ -109,9 +111,10 @@ fn client_without_credentials(namespace: &str) -> Client {
 /// If there is no configuration, or none that can be used.
 pub(super) async fn reloading_client(
     source: ConfigSource,
+    place: String,
     needs_program: bool,
 ) -> Result<ClientConnection, ClientError> {
-    let (reloading, server, namespace) = ReloadingClient::open(source, needs_program).await?;
+    let (reloading, server, namespace) = ReloadingClient::open(source, place, needs_program).await?;
     let (identity, reloading) = (reloading.identity.subscribe(), Arc::new(reloading));
     let service = service_fn(move |request| {
         let reloading = Arc::clone(&reloading);
@@ -124,6 +127,7 @@ impl ReloadingClient {
     /// Returns a client for the configuration of a source, its API server and its namespace.
     async fn open(
         mut source: ConfigSource,
+        place: String,
         needs_program: bool,
     ) -> Result<(Self, ApiServer, String), ClientError> {
         let first = source.clone();
@@ -150,7 +154,7 @@ impl ReloadingClient {
         let current = ArcSwap::from_pointee(client);
         let (has_failed, state) = (AtomicBool::new(false), Mutex::new(state));
         let identity = watch::Sender::new(identity);
-        let opened = Self { source, current, has_failed, state, identity };
+        let opened = Self { source, place, current, has_failed, state, identity };
         if is_running {
             opened.refresh(opened.state.lock().await, READ_INTERVAL, false).await;
         }
@@ -236,15 +240,16 @@ impl ReloadingClient {
         if state.error.as_ref() == Some(&error) {
             return;
         }
+        let place = &self.place;
         if is_of_program && !state.renewal.has_credentials() {
-            warn!("there are no credentials for the API server yet: {error}");
+            warn!("there are no credentials for the API server{place} yet: {error}");
         } else if is_of_program {
             warn!(
-                "the credentials for the API server can't be renewed, the previous ones stay in use: {error}"
+                "the credentials for the API server{place} can't be renewed, the previous ones stay in use: {error}"
             );
         } else {
             warn!(
-                "the changed configuration for the API server isn't used, the previous one stays in force: {error}"
+                "the changed configuration for the API server{place} isn't used, the previous one stays in force: {error}"
             );
         }
         state.error = Some(error);
@@ -252,9 +257,10 @@ impl ReloadingClient {
 
     /// Uses what was read; `None` if no file has changed.
     fn apply(&self, state: &mut ReadState, new: Option<NewConfig>) -> Result<(), String> {
+        let place = &self.place;
         let Some(NewConfig { client, server, identity, hashes, obtained }) = new else {
             if !state.is_refused && state.error.take().is_some() {
-                info!("the configuration for the API server is as it was before");
+                info!("the configuration for the API server{place} is as it was before");
             }
             return Ok(());
         };
@@ -268,16 +274,18 @@ impl ReloadingClient {
         let had_error = state.error.take().is_some();
         if !have_changed && !are_other {
             if had_error {
-                info!("the configuration and the credentials for the API server are as they were before");
+                info!(
+                    "the configuration and the credentials for the API server{place} are as they were before"
+                );
             }
             return Ok(());
         }
         self.current.store(Arc::new(client));
         self.identity.send_replace(identity);
         if server == state.server {
-            info!("the credentials for the API server have changed, and are used from now on");
+            info!("the credentials for the API server{place} have changed, and are used from now on");
         } else {
-            info!("API server {server}, because the configuration has changed");
+            info!("API server {server}{place}, because the configuration has changed");
         }
         (state.server, state.is_refused) = (server, false);
         Ok(())
@@ -394,7 +402,7 @@ current-context: c
         write_authority(&other);
         std::fs::write(&path, kubeconfig("https://192.0.2.1", &own)).unwrap();
         let source = ConfigSource::Kubeconfig { path: path.clone(), context: None };
-        let (reloading, ..) = ReloadingClient::open(source, true).await.unwrap();
+        let (reloading, ..) = ReloadingClient::open(source, String::new(), true).await.unwrap();
         for (server, authority, expected) in [
             ("https://192.0.2.22", &other, "https://192.0.2.1"),
             ("https://192.0.2.22/another", &own, "https://192.0.2.1"),
@@ -416,6 +424,44 @@ current-context: c
         }
     }
 
+    /// Replaces the files of a volume as the kubelet does, by a symbolic link to a directory.
+    fn write_volume(volume: &Path, generation: &str, token: &str, text: &str) {
+        use std::os::unix::fs::symlink;
+        let directory = volume.join(generation);
+        std::fs::create_dir(&directory).unwrap();
+        for (name, content) in [("west", text), ("token", token)] {
+            std::fs::write(directory.join(name), content).unwrap();
+            // The links stay as they are.
+            let _ = symlink(Path::new("..data").join(name), volume.join(name));
+        }
+        symlink(generation, volume.join("..data_tmp")).unwrap();
+        std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    }
+
+    #[tokio::test]
+    async fn token_file_in_a_volume_of_a_secret_is_followed() {
+        let volume = tempfile::tempdir().unwrap();
+        let authority = volume.path().join("authority");
+        write_authority(&authority);
+        let text = kubeconfig("https://192.0.2.1", &authority);
+        let (start, end) = text.split_once("{token: 17}").unwrap();
+        let text = format!("{start}{{tokenFile: token}}{end}");
+        write_volume(volume.path(), "..1", "one", &text);
+        let source = ConfigSource::Kubeconfig { path: volume.path().join("west"), context: None };
+        let (reloading, ..) = ReloadingClient::open(source, String::new(), true).await.unwrap();
+        let other = text.replace("https://192.0.2.1", "https://192.0.2.2");
+        for (generation, token, text, is_changed) in
+            [("..2", "two", &text, true), ("..3", "two", &text, false), ("..4", "two", &other, true)]
+        {
+            let before = reloading.current.load_full();
+            write_volume(volume.path(), generation, token, text);
+            reloading.refresh(reloading.state.lock().await, Duration::ZERO, false).await;
+            let is_kept = Arc::ptr_eq(&before, &reloading.current.load_full());
+            assert_eq!((is_kept, &reloading.state.lock().await.error), (!is_changed, &None), "{generation}");
+        }
+        assert_eq!(reloading.identity.borrow().server, "https://192.0.2.2");
+    }
+
     #[tokio::test]
     async fn program_that_fails_first_gives_credentials_later() {
         let directory = tempfile::tempdir().unwrap();
@@ -430,9 +476,9 @@ current-context: c
         );
         std::fs::write(&path, text).unwrap();
         let source = ConfigSource::Kubeconfig { path, context: None };
-        let failed = ReloadingClient::open(source.clone(), true).await.err().unwrap();
+        let failed = ReloadingClient::open(source.clone(), String::new(), true).await.err().unwrap();
         assert!(matches!(failed, ClientError::Program(_)), "{failed}");
-        let (reloading, server, _) = ReloadingClient::open(source, false).await.unwrap();
+        let (reloading, server, _) = ReloadingClient::open(source, String::new(), false).await.unwrap();
         assert_eq!(server.url, "https://127.0.0.1:9");
         assert!(reloading.state.lock().await.error.as_ref().unwrap().contains("failed: exit status: 1"));
         let request = || Request::get("/version").body(Body::empty()).unwrap();

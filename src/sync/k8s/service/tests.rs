@@ -310,6 +310,7 @@ fn names_in_zones_of_k8s_gateway_follow_its_rules() {
         (json!({"annotations": {OWN: "web.shop.lb.internal,x.y.lb.internal"}}), ""),
         (json!({"annotations": {HOSTNAME: "x.example.com"}}), "web.shop.example.com x.example.com"),
         (json!({"namespace": "kube-system", "name": "dns1"}), ""),
+        (json!({"namespace": "internal", "name": "lb"}), "lb.internal.example.com"),
     ] {
         assert_eq!(
             names_of_k8s_gateway(metadata.clone()),

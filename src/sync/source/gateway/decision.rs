@@ -131,14 +131,12 @@ impl Route {
         let mut unusable: Vec<Rejection> = ignored.non_empty().into_iter().collect();
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&metadata, "gateway-hostname-source", prefixes, &mut unusable);
-        let of_k8s_gateway = self.names_of_k8s_gateway(rules);
         let mut wanted = self.wanted(&listeners, counting, rules, id.key.namespace(), &mut unusable);
-        if !of_k8s_gateway.is_empty() && counting != HostnameSource::Annotations {
-            let hosts =
-                of_k8s_gateway.iter().flat_map(|name| parents.iter().map(move |parent| (name, parent)));
-            hosts.for_each(|(name, parent)| add(&mut wanted, name, &parent.place()));
-            unusable.extend(self.unaccepted(&of_k8s_gateway));
+        let of_k8s_gateway = self.names_of_k8s_gateway(counting, rules);
+        for parent in parents {
+            of_k8s_gateway.iter().for_each(|name| add(&mut wanted, name, &parent.place()));
         }
+        unusable.extend(self.unaccepted(&of_k8s_gateway));
         let places = |name: &str| match wanted.get(name) {
             Some(places) => places.iter().collect(),
             // A name of an annotation.
@@ -186,8 +184,9 @@ impl Route {
     }
 
     /// Returns the names in zones of *k8s_gateway*: the route's hostnames, whatever those of listeners are.
-    fn names_of_k8s_gateway(&self, rules: &Rules) -> Vec<String> {
-        let names = self.hostnames.iter().flat_map(|host| Zone::k8s_gateway_names(&rules.zones, host));
+    fn names_of_k8s_gateway(&self, counting: HostnameSource, rules: &Rules) -> Vec<String> {
+        let hostnames = self.hostnames.iter().filter(|_| counting != HostnameSource::Annotations);
+        let names = hostnames.flat_map(|host| Zone::k8s_gateway_names(&rules.zones, host));
         names.take(MAX_ENTRIES + 1).collect()
     }
 

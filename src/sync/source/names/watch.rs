@@ -18,6 +18,7 @@ use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
+use crate::readiness::SourceList;
 use crate::store::{Input, Store};
 use crate::sync::events::RegardingKind;
 use crate::sync::events::link_log::LinkReporter;
@@ -107,6 +108,11 @@ impl NameWatcher {
             for number in watches.begin_all() {
                 events.push(self.begin::<S>(number, &mut watches.scopes[number]));
             }
+            watches
+                .scopes
+                .iter()
+                .filter(|scope| !scope.is_read)
+                .for_each(|scope| self.forget_note::<S>(scope));
             loop {
                 let is_waiting = watches.scopes.iter().any(|scope| scope.is_waiting);
                 tokio::select! {
@@ -267,11 +273,19 @@ impl NameWatcher {
         Next::Continue
     }
 
+    fn forget_note<S: NameSource>(&self, scope: &Scope) {
+        self.link_reporter.findings.readiness.sources.lock().remove(&self.key_of_note::<S>(scope));
+    }
+
+    fn key_of_note<S: NameSource>(&self, scope: &Scope) -> SourceList {
+        let source = Source { cluster: self.cluster.clone(), ..S::SOURCE };
+        (source, scope.kind.kind.api().1, scope.namespace.clone())
+    }
+
     /// Notes for `/ready` why the objects can't be read.
     fn note<S: NameSource, T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
         let mut sources = self.link_reporter.findings.readiness.sources.lock();
-        let source = Source { cluster: self.cluster.clone(), ..S::SOURCE };
-        let key = (source, scope.kind.kind.api().1, scope.namespace.clone());
+        let key = self.key_of_note::<S>(scope);
         let error = match item {
             Ok(Event::ListBegins) => return,
             Ok(_) => return drop(sources.remove(&key)),

@@ -9,7 +9,6 @@ use kube::{Client, ResourceExt};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
-use super::FailoverContext;
 use crate::model::clusters::{self, cluster_of};
 use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
@@ -17,6 +16,7 @@ use crate::model::uid::Uid;
 use crate::sync::controller::turns::Turns;
 use crate::sync::k8s::errors::{ApiAvailability, root_cause};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
+use crate::sync::k8s::remotes::Remotes;
 use crate::sync::k8s::service::Service;
 use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
 use crate::sync::removal::facts::{Facts, Found, Membership, ServiceState, Subject, Which};
@@ -73,6 +73,17 @@ impl From<Found> for Answer {
     fn from(found: Found) -> Self {
         Self { found, annotations: None, is_watched: true }
     }
+}
+
+/// Where Services are looked up.
+#[derive(Clone, Copy)]
+pub(super) struct ApiServers<'a> {
+    pub(super) client: &'a Client,
+    pub(super) availability: &'a ApiAvailability,
+    pub(super) remotes: &'a Remotes,
+    pub(super) selection: &'a Arc<Selection>,
+    /// The name of the home cluster.
+    pub(super) home: &'a Arc<str>,
 }
 
 /// A look-up that has ended.
@@ -164,7 +175,7 @@ impl MissingServices {
     }
 
     /// Sends the look-ups that wait, up to the limit, to the clusters of their Services.
-    pub(super) fn start(&mut self, context: &FailoverContext) {
+    pub(super) fn start(&mut self, servers: ApiServers<'_>) {
         let under_way = |all: &HashMap<Box<str>, usize>, namespace: &str| {
             all.get(cluster_of(namespace).unwrap_or_default()).copied().unwrap_or_default()
         };
@@ -174,11 +185,10 @@ impl MissingServices {
             let cluster = cluster_of(&namespace);
             *self.under_way.entry(cluster.unwrap_or_default().into()).or_default() += 1;
             let api = match cluster {
-                None => Some((context.client.clone(), context.availability.clone())),
-                Some(cluster) => context.remotes.client(cluster),
+                None => Some((servers.client.clone(), servers.availability.clone())),
+                Some(cluster) => servers.remotes.client(cluster),
             };
-            let selection = Arc::clone(&context.selection);
-            let home = Arc::clone(&context.hostname_policy.borrow().home);
+            let (selection, home) = (Arc::clone(servers.selection), Arc::clone(servers.home));
             self.look_ups.spawn(async move {
                 let Some((client, availability)) = api else {
                     return LookUpEnd { missing, answer: None, is_refused: false };
@@ -255,14 +265,9 @@ mod tests {
     use axum::http::{Request, Response};
     use kube::core::Selector;
     use serde_json::{Value, json};
-    use tokio::sync::watch;
     use tokio::time::{advance, timeout};
 
     use super::*;
-    use crate::model::hostname_policy::HostnamePolicy;
-    use crate::sync::events::Recorder;
-    use crate::sync::k8s::remotes::Remotes;
-    use crate::sync::stable_name::controller::tests::context;
     use crate::sync::test_support::{client, status};
 
     impl MissingServices {
@@ -274,9 +279,31 @@ mod tests {
         }
     }
 
-    /// Returns the context of a leader whose API server has one Service, and in namespace "closed" doesn't permit to list.
-    fn api_server(service: Value) -> FailoverContext {
-        context(client_for(service), Recorder::none())
+    /// The API servers of a leader.
+    struct Api {
+        client: Client,
+        availability: ApiAvailability,
+        remotes: Remotes,
+        selection: Arc<Selection>,
+        home: Arc<str>,
+    }
+
+    impl Api {
+        fn servers(&self) -> ApiServers<'_> {
+            let Self { client, availability, remotes, selection, home } = self;
+            ApiServers { client, availability, remotes, selection, home }
+        }
+    }
+
+    /// Returns an API server with one Service, which in namespace "closed" doesn't permit to list.
+    fn api_server(service: Value) -> Api {
+        Api {
+            client: client_for(service),
+            availability: ApiAvailability::default(),
+            remotes: Remotes::default(),
+            selection: Arc::default(),
+            home: "home".into(),
+        }
     }
 
     fn client_for(service: Value) -> Client {
@@ -299,14 +326,10 @@ mod tests {
     }
 
     /// Returns the result of one look-up of the Service with uid `known`, and whether another one is due later.
-    async fn look_up(
-        absences: &mut MissingServices,
-        context: &FailoverContext,
-        namespace: &str,
-    ) -> (bool, bool) {
+    async fn look_up(absences: &mut MissingServices, api: &Api, namespace: &str) -> (bool, bool) {
         let (object, service) = (key("shop", "sn"), key(namespace, "web"));
         absences.confirm_gone(&object, &service, &"known".into());
-        absences.start(context);
+        absences.start(api.servers());
         let ended = absences.ended().await.unwrap().unwrap();
         assert_eq!(absences.record(ended), std::slice::from_ref(&object));
         (absences.confirm_gone(&object, &service, &"known".into()), absences.due(&object).is_some())
@@ -319,8 +342,8 @@ mod tests {
             ("known", "ClusterIP", true),
             ("another", "LoadBalancer", true),
         ] {
-            let (mut absences, context) = (MissingServices::default(), api_server(service(uid, kind)));
-            let (is_confirmed, is_due_later) = look_up(&mut absences, &context, "shop").await;
+            let (mut absences, api) = (MissingServices::default(), api_server(service(uid, kind)));
+            let (is_confirmed, is_due_later) = look_up(&mut absences, &api, "shop").await;
             assert_eq!((is_confirmed, is_due_later), (expected, !expected), "{uid} {kind}");
         }
     }
@@ -340,11 +363,11 @@ mod tests {
             ("unwatched", key("blog", "sn"), false),
             ("shop", key("other", "sn"), true),
         ] {
-            let (mut absences, context) = (MissingServices::default(), api_server(open.clone()));
-            let context = FailoverContext { selection: Arc::new(selection.clone()), ..context };
+            let (mut absences, api) = (MissingServices::default(), api_server(open.clone()));
+            let api = Api { selection: Arc::new(selection.clone()), ..api };
             let missing = (key(namespace, "web"), "known".into());
             assert!(!absences.confirm_gone(&object, &missing.0, &missing.1));
-            absences.start(&context);
+            absences.start(api.servers());
             let ended = absences.ended().await.unwrap().unwrap();
             absences.record(ended);
             assert_eq!(absences.confirm_gone(&object, &missing.0, &missing.1), expected, "{object}");
@@ -353,15 +376,9 @@ mod tests {
         }
     }
 
-    /// Returns the context of a leader with the remote cluster `west`; nothing exists at home.
-    fn with_west(client: Client) -> FailoverContext {
-        let policy = HostnamePolicy { home: "home".into(), ..HostnamePolicy::default() };
-        let hostname_policy = watch::Sender::new(Arc::new(policy)).subscribe();
-        FailoverContext {
-            remotes: Remotes::of("west", client),
-            hostname_policy,
-            ..api_server(service("another", "LoadBalancer"))
-        }
+    /// Returns the API servers of a leader with the remote cluster `west`; nothing exists at home.
+    fn with_west(client: Client) -> Api {
+        Api { remotes: Remotes::of("west", client), ..api_server(service("another", "LoadBalancer")) }
     }
 
     #[tokio::test(start_paused = true)]
@@ -371,12 +388,12 @@ mod tests {
         {
             let mut found = service(uid, "LoadBalancer");
             found["metadata"]["annotations"] = json!({"linker.hsj.com/allow-from": allowed});
-            let context = with_west(client(move |request| {
+            let api = with_west(client(move |request| {
                 assert_eq!(request.uri().path(), "/api/v1/namespaces/shop/services");
                 (200, json!({"metadata": {"resourceVersion": "5"}, "items": [found.clone()]}))
             }));
             let mut absences = MissingServices::default();
-            let (is_confirmed, _) = look_up(&mut absences, &context, "west/shop").await;
+            let (is_confirmed, _) = look_up(&mut absences, &api, "west/shop").await;
             assert_eq!(is_confirmed, expected, "{uid} {allowed}");
         }
     }
@@ -384,8 +401,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn look_up_without_an_answer_withdraws_nothing() {
         for namespace in ["west/shop", "east/shop"] {
-            let context = with_west(client(|_| status(503, "ServiceUnavailable", "no")));
-            let found = look_up(&mut MissingServices::default(), &context, namespace).await;
+            let api = with_west(client(|_| status(503, "ServiceUnavailable", "no")));
+            let found = look_up(&mut MissingServices::default(), &api, namespace).await;
             assert_eq!(found, (false, true), "{namespace}");
         }
     }
@@ -395,21 +412,21 @@ mod tests {
         let silent = tower::service_fn(|_: Request<kube::client::Body>| {
             pending::<Result<Response<Body>, Infallible>>()
         });
-        let (context, mut absences) = (with_west(Client::new(silent, "default")), MissingServices::default());
+        let (api, mut absences) = (with_west(Client::new(silent, "default")), MissingServices::default());
         for number in 0..2 * MAX_LOOK_UPS {
             let object = key("shop", &number.to_string());
             absences.found(&object, &key("west/shop", &number.to_string()), &"known".into());
         }
-        absences.start(&context);
+        absences.start(api.servers());
         assert_eq!(absences.look_ups.len(), MAX_LOOK_UPS);
-        assert!(look_up(&mut absences, &context, "shop").await.0);
+        assert!(look_up(&mut absences, &api, "shop").await.0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn refused_look_ups_confirm_the_absence_after_ten_minutes() {
-        let (mut absences, context) = (MissingServices::default(), api_server(json!({})));
+        let (mut absences, api) = (MissingServices::default(), api_server(json!({})));
         let mut look_ups = 0;
-        while !look_up(&mut absences, &context, "closed").await.0 {
+        while !look_up(&mut absences, &api, "closed").await.0 {
             advance(REPEAT_AFTER).await;
             look_ups += 1;
         }
@@ -418,12 +435,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn objects_share_the_look_up_of_a_service() {
-        let (mut absences, context) =
+        let (mut absences, api) =
             (MissingServices::default(), api_server(service("another", "LoadBalancer")));
         let (objects, web) = ([key("shop", "a"), key("shop", "b")], key("shop", "web"));
         for object in &objects {
             assert!(!absences.confirm_gone(object, &web, &"known".into()));
-            absences.start(&context);
+            absences.start(api.servers());
         }
         assert_eq!(absences.look_ups.len(), 1);
         // Another Service is announced before the answer.
@@ -433,7 +450,7 @@ mod tests {
         assert!(absences.confirm_gone(&objects[0], &web, &"known".into()));
         assert!(!absences.confirm_gone(&objects[1], &web, &"new".into()));
         objects.iter().for_each(|object| absences.forget(object));
-        absences.start(&context);
+        absences.start(api.servers());
         assert!(timeout(REPEAT_AFTER, absences.ended()).await.unwrap().is_none(), "forgotten");
         assert!(absences.states.is_empty() && absences.by_object.is_empty());
     }

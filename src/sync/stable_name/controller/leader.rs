@@ -17,13 +17,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::FailoverController;
-use super::absence::{LookUpEnd, MissingServices};
+use super::absence::{ApiServers, LookUpEnd, MissingServices};
 use super::check_queue::CheckQueue;
 use super::checks::{FinishedCheck, TargetCheckResult, check};
 use super::metrics_limit::{MAX_METRICS, MetricsLimit};
 use super::object::ObservedStableName;
 use super::write::{StatusAnswer, StatusWrite};
+use super::{FailoverContext, FailoverController};
 use crate::api::status::StableNameStatus;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
@@ -198,8 +198,9 @@ impl FailoverController {
                 self.publish(&key);
             }
         }
-        let context = &self.context;
-        self.leader.absences.start(context);
+        let FailoverContext { client, availability, remotes, selection, .. } = &self.context;
+        let home = &self.context.hostname_policy.borrow().home;
+        self.leader.absences.start(ApiServers { client, availability, remotes, selection, home });
         while let Some(key) = self.leader.check_queue.next(Instant::now()) {
             let check = check(key.clone(), Arc::clone(&self.context.check_dns));
             self.leader.checks.spawn(async move {

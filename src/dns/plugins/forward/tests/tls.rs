@@ -121,7 +121,7 @@ fn invalid_certificate_files_are_rejected() {
     assert!(no_key.contains(&format!("{}: there is no private key in PEM", path("ca.pem"))), "{no_key}");
     let not_its_key = error(&format!("{} {} {}", path("client.pem"), path("server.key"), path("ca.pem")));
     assert!(
-        not_its_key.contains(&format!("{}: keys may not be consistent", path("server.key"))),
+        not_its_key.contains(&format!("{}: the key isn't that of the certificate", path("server.key"))),
         "{not_its_key}"
     );
 }

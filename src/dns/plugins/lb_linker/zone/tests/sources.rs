@@ -80,6 +80,32 @@ fn names_that_an_unlisted_source_may_have_are_servfail() {
 }
 
 #[test]
+fn names_of_k8s_gateway_wait_for_sources_before_their_own() {
+    const UNLISTED: (ResponseCode, usize, bool) = (ResponseCode::ServFail, 0, true);
+    for (sources, web) in
+        [([Source::SERVICES, Source::INGRESSES], FOUND), ([Source::INGRESSES, Source::SERVICES], UNLISTED)]
+    {
+        let options = ZoneOptions {
+            apex: "dns1.kube-system".to_owned(),
+            sources: sources.to_vec(),
+            k8s_gateway: Some(K8sGateway::default()),
+            ..Default::default()
+        };
+        let zone = Zone::with_options(&name("lb.internal."), options).unwrap();
+        let store = Store::new(OnGone::Kept).with_zones([zone.configured().clone()]);
+        let web_itself = asking(&["web.default.lb.internal"], link("default", "web", &[], &["192.0.2.1"]));
+        store.replace(None, [web_itself], vec![], &Default::default());
+        assert_eq!(rcode(&zone, &store, "web.default"), UNLISTED, "another load balancer may be older");
+        store.set_known(Input::Services);
+        assert_eq!(rcode(&zone, &store, "web.default"), web, "{sources:?}");
+        assert_eq!(rcode(&zone, &store, "web-default"), UNLISTED);
+        store.set_listed(&Source::INGRESSES, &[zone.configured().clone()]);
+        assert_eq!(rcode(&zone, &store, "web.default"), FOUND);
+        assert_eq!(rcode(&zone, &store, "web-default"), ABSENT);
+    }
+}
+
+#[test]
 fn zone_has_only_names_of_its_sources() {
     for (sources, service, ingress) in [
         (&[Source::INGRESSES][..], ABSENT, FOUND),
