@@ -64,6 +64,11 @@ pub enum ConfigError {
         "--remote {name}: the zone {zone} has its own records below {name}.{zone}; give the cluster another name, or the zone another apex"
     )]
     RemoteIsApex { name: String, zone: String },
+    #[error(
+        "--remote {name}: the zone {zone} lies in {domain}, the cluster's domain; give the cluster another name, or leave the \
+         zone out"
+    )]
+    ZoneOfRemote { name: String, zone: String, domain: String },
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
     /// Leader-for-life is set without `POD_NAME` and `POD_NAMESPACE`.

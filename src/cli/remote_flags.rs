@@ -97,15 +97,24 @@ impl RemoteFlags {
         Ok(())
     }
 
-    /// Checks that no zone has the name of a cluster as its own label.
+    /// Checks that no zone has the name of a cluster as its own label, or lies in the domain of a cluster below another zone.
     ///
     /// # Errors
-    /// If one has.
+    /// If one does.
     pub(super) fn check_zones(&self, zones: &[LinkZone]) -> Result<(), ConfigError> {
         for RemoteCluster { name, .. } in &self.remotes {
             if let Some(zone) = zones.iter().find(|zone| *zone.apex == **name) {
                 let (name, zone) = (name.to_string(), to_presentation(&zone.origin));
                 return Err(ConfigError::RemoteIsApex { name, zone });
+            }
+            // Zones of *k8s_gateway* have names of the home cluster alone.
+            for outer in zones.iter().filter(|zone| zone.k8s_gateway.is_none()) {
+                let Ok(domain) = outer.origin.prepend_label(&**name) else { continue };
+                if let Some(zone) = zones.iter().find(|zone| domain.zone_of(&zone.origin)) {
+                    let (name, zone) = (name.to_string(), to_presentation(&zone.origin));
+                    let domain = to_presentation(&domain);
+                    return Err(ConfigError::ZoneOfRemote { name, zone, domain });
+                }
             }
         }
         Ok(())
@@ -127,7 +136,33 @@ impl RemoteFlags {
 
 #[cfg(test)]
 mod tests {
+    use hickory_proto::rr::Name;
+
     use super::*;
+
+    #[test]
+    fn zone_in_the_domain_of_a_cluster_is_refused() {
+        let flags =
+            RemoteFlags { cluster_name: "home".to_owned(), remotes: vec![remote("west=/k").unwrap()] };
+        for (origins, expected) in [
+            (&["lb.internal.", "east.lb.internal."][..], None),
+            (&["lb.internal.", "xwest.lb.internal."], None),
+            (&["west.lb.internal."], None),
+            (
+                &["lb.internal.", "west.lb.internal."],
+                Some("the zone west.lb.internal lies in west.lb.internal"),
+            ),
+            (&["a.west.lb.internal.", "lb.internal."], Some("the zone a.west.lb.internal lies in")),
+        ] {
+            let zone = |origin: &&str| LinkZone::new(Name::from_ascii(origin).unwrap(), "dns");
+            let zones: Vec<LinkZone> = origins.iter().map(zone).collect();
+            let found = flags.check_zones(&zones).map_err(|error| error.to_string());
+            match expected {
+                Some(text) => assert!(found.as_ref().is_err_and(|error| error.contains(text)), "{found:?}"),
+                None => assert_eq!(found, Ok(()), "{origins:?}"),
+            }
+        }
+    }
 
     #[test]
     fn remote_has_a_name_a_kubeconfig_and_a_context() {

@@ -167,7 +167,8 @@ impl LinkFacts {
         let (state, why) = self.state_of_target(link, problems);
         let asking = &self.findings.asking;
         let of_object = |(kind, key): (RegardingKind, ServiceKey)| {
-            Some(format!("{} {key}: {}", kind.api().1, paragraph(&asking.texts(kind).get(&key)?)))
+            let text = asking.texts(key.cluster(), kind).get(&key)?;
+            Some(format!("{} {key}: {}", kind.api().1, paragraph(&text)))
         };
         let of_objects: Vec<String> = asking.of(owner).into_iter().filter_map(of_object).collect();
         let state =
@@ -388,7 +389,7 @@ mod tests {
     #[test]
     fn denied_parts_of_an_object_are_a_reason() {
         let facts = facts();
-        let texts = facts.findings.asking.texts(RegardingKind::Ingress);
+        let texts = facts.findings.asking.texts(None, RegardingKind::Ingress);
         let version = facts.version();
         texts.set(&ServiceKey::new("a", "two"), Some("the host \"y\" isn't served"));
         assert_ne!(facts.version(), version);

@@ -286,6 +286,15 @@ impl Zone {
         u16::try_from(place).ok()
     }
 
+    /// Returns whether a name in wire form is, among these zones, the default name of a load balancer of a remote cluster.
+    #[must_use]
+    pub fn is_default_name(zones: &[Self], name: &[u8], key: &ServiceKey) -> bool {
+        let zone = key.cluster().and_then(|_| Self::closest(zones, name));
+        let Some(zone) = zone.filter(|zone| zone.cluster.as_deref() == key.cluster()) else { return false };
+        let own = names::wire([key.name(), clusters::split(key.namespace()).1].map(str::as_bytes));
+        own.is_some() && own.as_deref() == zone.below(name)
+    }
+
     /// Returns whether a source has names in the zone.
     #[must_use]
     pub fn has(&self, source: &Source) -> bool {

@@ -9,6 +9,8 @@ use crate::model::names;
 
 /// The separator of namespace and name, which no name contains.
 const SEPARATOR: char = '/';
+/// The maximum length of a name of an object in Kubernetes.
+const MAX_NAME: usize = 253;
 
 /// The namespace and the name of an object, such as a LoadBalancer Service. The namespace has its cluster, unless that is
 /// the home cluster: see [`clusters`]. Ordered by namespace, then name.
@@ -43,6 +45,16 @@ impl ServiceKey {
     #[must_use]
     pub fn cluster(&self) -> Option<&str> {
         clusters::cluster_of(self.namespace())
+    }
+
+    /// Returns whether the namespace and the name consist of characters that Kubernetes allows in them. Of an object of a
+    /// remote cluster that isn't certain.
+    #[must_use]
+    pub fn is_well_formed(&self) -> bool {
+        let (namespace, name) = self.parts();
+        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        let is_name = (1..=MAX_NAME).contains(&name.len()) && name.chars().all(is_allowed);
+        is_name && names::is_label(clusters::split(namespace).1)
     }
 
     /// Returns whether a Service of the home cluster may have this key. The keys of targets of other sources have a name
@@ -100,6 +112,27 @@ impl fmt::Display for ServiceKey {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_have_characters_that_kubernetes_allows() {
+        let long = "x".repeat(254);
+        for (namespace, name, expected) in [
+            ("shop", "web", true),
+            ("west/shop", "web.v2", true),
+            ("west/shop", &long[..253], true),
+            ("west/shop", &long, false),
+            ("west/shop", "", false),
+            ("west/shop", "a/b", false),
+            ("west/a/b", "web", false),
+            ("west/", "web", false),
+            ("west/a.b", "web", false),
+            ("west/shop", "Web", false),
+            ("west/shop", "web\n", false),
+            ("west/shop", "\u{1b}[2J", false),
+        ] {
+            assert_eq!(ServiceKey::new(namespace, name).is_well_formed(), expected, "{namespace:?} {name:?}");
+        }
+    }
 
     #[test]
     fn keys_are_ordered_by_namespace_then_name() {

@@ -217,13 +217,14 @@ fn log_served(path: impl Display, served: &Fallback, answered: usize, denied: us
     );
 }
 
-/// Returns the zones of the policy, with their sources as far as they are known.
+/// Returns the zones of the policy, with their sources as far as they are known, and the domains of remote clusters.
 fn zones(policy: &HostnamePolicy, known: &[Zone]) -> Vec<Zone> {
     let with_sources = |origin: &Name| {
         let zone = Zone::from(origin);
         known.iter().find(|known| known.origin == zone.origin).cloned().unwrap_or(zone)
     };
-    policy.targets.zones.iter().map(with_sources).collect()
+    let domains = known.iter().filter(|zone| zone.cluster.is_some()).cloned();
+    policy.targets.zones.iter().map(with_sources).chain(domains).collect()
 }
 
 /// Returns the age of a snapshot, or logs why it can't be used.
@@ -273,5 +274,23 @@ async fn wait(
                 return false;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::owner::Source;
+    use crate::model::target_policy::TargetPolicy;
+
+    #[test]
+    fn zones_have_their_sources_and_the_domains_of_clusters() {
+        let origin = Name::from_ascii("lb.internal.").unwrap();
+        let zone = Zone { sources: vec![Source::INGRESSES, Source::SERVICES], ..(&origin).into() };
+        let known = zone.with_remotes(&["west".into()]);
+        let other = Name::from_ascii("other.internal.").unwrap();
+        let targets = TargetPolicy { zones: vec![origin, other.clone()], ..Default::default() };
+        let policy = HostnamePolicy { targets, ..Default::default() };
+        assert_eq!(zones(&policy, &known), [known[0].clone(), Zone::from(&other), known[1].clone()]);
     }
 }

@@ -105,7 +105,12 @@ impl Store {
         let known = names.claims_of(id);
         // Claims without names have no rank.
         let is_same_rank = claims.names.is_empty() || known.created == claims.created;
-        let has_same_claims = is_same_rank && known.names == claims.names && known.listed == claims.listed;
+        // Names may be default names of one load balancer and not of another one.
+        let is_same_object = before.as_ref().is_none_or(|before| before.key == target.key);
+        let has_same_claims = is_same_rank
+            && known.names == claims.names
+            && known.listed == claims.listed
+            && (is_same_object || !owner.source.is_like(&Source::SERVICES));
         if is_same && has_same_claims {
             return;
         }
@@ -378,8 +383,16 @@ impl Store {
 
     /// Records the custom hostnames that an owner asks for. Returns which of them have another owner now.
     fn request(&self, names: &mut Names, id: OwnerId, claims: &Claims) -> Vec<OwnerChange> {
-        let zones = self.zones();
-        names.request(id, claims, |name, source| Zone::place(&zones, name, source))
+        let (zones, target) = (self.zones(), self.owners.get(id).1);
+        names.request(id, claims, |name, source| {
+            let is_default = |target: &Arc<Link>| Zone::is_default_name(&zones, name, &target.key);
+            let place = Zone::place(&zones, name, source)?;
+            // The default names of load balancers go before all sources, those of remote clusters, too.
+            match source.is_like(&Source::SERVICES) && target.as_ref().is_some_and(is_default) {
+                true => Some(0),
+                false => place.checked_add(1),
+            }
+        })
     }
 
     /// Publishes names under their new owners.
@@ -500,6 +513,10 @@ impl Store {
     /// Returns whether a name in wire form isn't the default name of a link.
     pub(super) fn is_free(&self, name: &[u8]) -> bool {
         let zones = self.zones();
+        // `<service>.<namespace>` may lie in the domain of a remote cluster.
+        if Zone::closest(&zones, name).is_some_and(|zone| zone.cluster.is_some()) {
+            return true;
+        }
         let zones = zones.iter().filter(|zone| zone.has_default_names());
         let mut own = zones.filter_map(|zone| name.strip_suffix(&*zone.origin));
         !own.any(|name| matches!(self.index.default_names.find(name), Lookup::Link(_)))

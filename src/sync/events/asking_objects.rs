@@ -21,16 +21,17 @@ pub struct AskingObjects(Arc<RwLock<State>>);
 #[derive(Default)]
 struct State {
     sources: BTreeMap<Source, Arc<Asking>>,
-    texts: BTreeMap<RegardingKind, ObjectTexts>,
+    /// By cluster, which is `None` for the home cluster, and kind.
+    texts: BTreeMap<(Option<Arc<str>>, RegardingKind), ObjectTexts>,
     /// The number of changes of the objects that ask for names.
     changes: u64,
 }
 
 impl AskingObjects {
-    /// Returns the texts about what of objects of a kind is denied, invalid or ignored.
+    /// Returns the texts about what of objects of a kind in a cluster is denied, invalid or ignored.
     #[must_use]
-    pub fn texts(&self, kind: RegardingKind) -> ObjectTexts {
-        self.0.write().texts.entry(kind).or_default().clone()
+    pub fn texts(&self, cluster: Option<&str>, kind: RegardingKind) -> ObjectTexts {
+        self.0.write().texts.entry((cluster.map(Into::into), kind)).or_default().clone()
     }
 
     /// Records that other objects ask for names than before, or that their order has changed.

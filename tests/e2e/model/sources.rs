@@ -1,5 +1,6 @@
-//! The model test of all sources of names: objects of all kinds come, change and go, and ask for the same names, while
-//! two replicas restart and lose the API server. At quiet points both replicas answer exactly as the model says.
+//! The model test of all sources of names: objects of all kinds come, change and go in the home cluster and in a remote
+//! one, and ask for the same names, while two replicas restart and lose an API server. At quiet points both replicas answer
+//! exactly as the model says.
 
 mod generator;
 mod objects;
@@ -16,62 +17,77 @@ use tokio::task::block_in_place;
 
 use super::disturbed::{TARGETS, control_plane};
 use super::{COMPLETE, OPERATIONS, from_env};
+use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{ask_udp, query};
 use crate::harness::faulty_link::{ConnectionFault, FaultyLink, LinkState};
 use crate::harness::linker::Linker;
 use crate::harness::pool::Lent;
 use crate::harness::programs::{dns_endpoint_crd, gateway_api_crds};
 use crate::harness::{EVENT_TIMEOUT, LINKER, PollPauses, deploy, permission};
+use crate::remote::assert_only_read;
 use generator::Generator;
 use objects::Executor;
-use rules::{Change, FREE, Id, Kind, Model, OWN, REPLICAS};
+use rules::{CLUSTERS, Change, Cluster, FREE, Id, Kind, Model, OWN, REPLICAS, split};
 
 /// What happens in the middle of a batch of changes.
 #[derive(Clone, Copy, Debug)]
 enum Disturbance {
     Nothing,
-    /// The connections of a replica to the API server break.
-    Cut,
+    /// The connections of a replica to an API server break.
+    Cut(Cluster),
     /// A replica has no API server.
-    HalfOpen,
+    HalfOpen(Cluster),
     Restart,
-    ApiRestart,
-    /// A replica starts while the API server is away.
-    StartWithoutApi,
+    ApiRestart(Cluster),
+    /// A replica starts while an API server is away.
+    StartWithoutApi(Cluster),
 }
 
-const DISTURBANCES: [(Disturbance, u32); 6] = [
-    (Disturbance::Nothing, 10),
-    (Disturbance::Cut, 3),
-    (Disturbance::HalfOpen, 2),
-    (Disturbance::Restart, 5),
-    (Disturbance::ApiRestart, 1),
-    (Disturbance::StartWithoutApi, 2),
+const DISTURBANCES: [(Disturbance, u32); 10] = [
+    (Disturbance::Nothing, 9),
+    (Disturbance::Cut(Cluster::Home), 3),
+    (Disturbance::Cut(Cluster::West), 2),
+    (Disturbance::HalfOpen(Cluster::Home), 2),
+    (Disturbance::HalfOpen(Cluster::West), 1),
+    (Disturbance::Restart, 4),
+    (Disturbance::ApiRestart(Cluster::Home), 1),
+    (Disturbance::ApiRestart(Cluster::West), 1),
+    (Disturbance::StartWithoutApi(Cluster::Home), 2),
+    (Disturbance::StartWithoutApi(Cluster::West), 2),
 ];
+
+/// Something for each cluster.
+type PerCluster<T> = BTreeMap<Cluster, T>;
 
 struct Replica {
     name: &'static str,
-    link: FaultyLink,
+    links: PerCluster<FaultyLink>,
     directory: TempDir,
     linker: Linker,
 }
 
 impl Replica {
-    async fn start(plane: &Lent, name: &'static str, sources: &str) -> Self {
-        let link = FaultyLink::start(plane, "lb-linker", "lb-linker").await;
+    async fn start(planes: &PerCluster<Lent>, name: &'static str, sources: &str) -> Self {
+        let mut links = PerCluster::new();
+        for (cluster, plane) in planes {
+            links.insert(*cluster, FaultyLink::start(plane, "lb-linker", "lb-linker").await);
+        }
         let directory = tempfile::tempdir().unwrap();
-        let linker = run(&link, &directory, name, sources);
+        let linker = run(&links, &directory, name, sources);
         linker.ready().await;
-        Self { name, link, directory, linker }
+        Self { name, links, directory, linker }
     }
 }
 
-fn run(link: &FaultyLink, directory: &TempDir, name: &str, sources: &str) -> Linker {
+fn run(links: &PerCluster<FaultyLink>, directory: &TempDir, name: &str, sources: &str) -> Linker {
     let snapshot = directory.path().join("links");
     let free = FREE.join(",");
+    let remote = format!("west={}", links[&Cluster::West].kubeconfig());
     Linker::start([
         "--kubeconfig",
-        link.kubeconfig(),
+        links[&Cluster::Home].kubeconfig(),
+        "--remote",
+        &remote,
         "--target-namespace",
         TARGETS,
         "--upstream",
@@ -105,13 +121,16 @@ struct Run {
     journal: Vec<String>,
     operations: usize,
     tally: BTreeMap<String, usize>,
-    /// Dropped after the programs that use it.
-    plane: Lent,
+    /// Dropped after the programs that use them.
+    planes: PerCluster<Lent>,
 }
 
 /// Returns a control plane with the CRDs and permissions of all sources.
-async fn prepare() -> Lent {
-    let plane = block_in_place(|| control_plane(true));
+async fn prepare(cluster: Cluster) -> Lent {
+    let plane = block_in_place(|| match cluster {
+        Cluster::Home => control_plane(true),
+        Cluster::West => ControlPlane::lend(),
+    });
     plane.apply_files(&gateway_api_crds()[0]);
     plane.apply_files(dns_endpoint_crd());
     plane.apply_files(&deploy().join("sources"));
@@ -122,8 +141,14 @@ async fn prepare() -> Lent {
     for verb in ["list", "watch"] {
         permission(&plane, true, &[verb, endpoints, "-A", LINKER]).await;
     }
-    for namespace in FREE.into_iter().chain([OWN]) {
-        plane.create_namespace(namespace);
+    // The uid of this namespace tells clusters apart.
+    let role = ["role", "uid", "--verb=get", "--resource=namespaces", "--resource-name=kube-system"];
+    let binding = ["rolebinding", "uid", "--role=uid", "--serviceaccount=lb-linker:lb-linker"];
+    for object in [&role[..], &binding] {
+        plane.kubectl(&[&["-n", "kube-system", "create"], object].concat());
+    }
+    for namespace in FREE.into_iter().chain(OWN).map(split).filter(|(at, _)| *at == cluster) {
+        plane.create_namespace(namespace.1);
     }
     plane
 }
@@ -140,12 +165,17 @@ impl Run {
             _ => "service",
         };
         let sources = order.iter().map(source).collect::<Vec<_>>().join(",");
-        let plane = prepare().await;
+        let (mut planes, mut clients) = (PerCluster::new(), PerCluster::new());
+        for cluster in CLUSTERS {
+            let plane = prepare(cluster).await;
+            clients.insert(cluster, plane.admin_client().await);
+            planes.insert(cluster, plane);
+        }
         let replicas =
-            [Replica::start(&plane, "a", &sources).await, Replica::start(&plane, "b", &sources).await];
+            [Replica::start(&planes, "a", &sources).await, Replica::start(&planes, "b", &sources).await];
         Self {
             seed,
-            executor: Executor { client: plane.admin_client().await },
+            executor: Executor { clients },
             replicas,
             model: Model::new(order),
             names: generator.names(),
@@ -153,7 +183,7 @@ impl Run {
             journal: Vec::new(),
             operations: 0,
             tally: BTreeMap::new(),
-            plane,
+            planes,
             sources,
         }
     }
@@ -170,50 +200,63 @@ impl Run {
         self.journal.push(format!("--- {disturbance:?} of replica {}", self.replicas[replica].name));
         match disturbance {
             Disturbance::Nothing => self.execute(after).await,
-            Disturbance::Cut => {
-                self.replicas[replica].link.inject(ConnectionFault::Cut);
+            Disturbance::Cut(cluster) => {
+                self.replicas[replica].links[&cluster].inject(ConnectionFault::Cut);
                 self.execute(after).await;
             }
-            Disturbance::HalfOpen => {
-                self.replicas[replica].link.set(LinkState::HalfOpen);
-                self.replicas[replica].link.inject(ConnectionFault::Cut);
+            Disturbance::HalfOpen(cluster) => {
+                self.replicas[replica].links[&cluster].set(LinkState::HalfOpen);
+                self.replicas[replica].links[&cluster].inject(ConnectionFault::Cut);
                 self.execute(after).await;
-                self.replicas[replica].link.set(LinkState::Up);
+                self.replicas[replica].links[&cluster].set(LinkState::Up);
                 // Connections that were opened meanwhile stay dead.
-                self.replicas[replica].link.inject(ConnectionFault::Cut);
+                self.replicas[replica].links[&cluster].inject(ConnectionFault::Cut);
             }
             Disturbance::Restart => {
                 self.stop(replica);
                 self.execute(after).await;
                 self.launch(replica);
-                self.await_start(replica).await;
+                self.await_start(replica, &CLUSTERS).await;
             }
-            Disturbance::ApiRestart => {
-                block_in_place(|| self.plane.stop_apiserver());
-                self.return_api_server().await;
-                self.execute(after).await;
-            }
-            Disturbance::StartWithoutApi => {
-                block_in_place(|| self.plane.stop_apiserver());
-                self.stop(replica);
-                self.launch(replica);
-                self.return_api_server().await;
-                self.await_start(replica).await;
-                self.execute(after).await;
-            }
+            Disturbance::ApiRestart(cluster) => self.without_api(cluster, None, after).await,
+            Disturbance::StartWithoutApi(cluster) => self.without_api(cluster, Some(replica), after).await,
         }
-        self.end_batch().await;
+        self.end_batch(&CLUSTERS).await;
     }
 
-    async fn end_batch(&mut self) {
-        let marks = self.generator.mark();
-        self.execute(&marks).await;
+    /// Stops the API server of a cluster, and perhaps restarts a replica, while the other cluster changes.
+    async fn without_api(&mut self, away: Cluster, restarted: Option<usize>, changes: &[(Id, Change)]) {
+        let (later, now): (Vec<_>, Vec<_>) =
+            changes.iter().cloned().partition(|(id, _)| id.cluster() == away);
+        let other = if away == Cluster::Home { Cluster::West } else { Cluster::Home };
+        block_in_place(|| self.planes[&away].stop_apiserver());
+        if let Some(replica) = restarted {
+            self.stop(replica);
+            self.launch(replica);
+        }
+        self.execute(&now).await;
+        match restarted {
+            // It doesn't know the home cluster.
+            Some(_) if away == Cluster::Home => {}
+            Some(replica) => self.await_start(replica, &[other]).await,
+            None => self.end_batch(&[other]).await,
+        }
+        block_in_place(|| self.planes[&away].start_apiserver());
+        self.executor.clients.insert(away, self.planes[&away].admin_client().await);
+        match restarted {
+            Some(replica) if away == Cluster::Home => self.await_start(replica, &CLUSTERS).await,
+            _ => self.model.read_west(),
+        }
+        self.execute(&later).await;
+    }
+
+    /// Compares all answers once the changes in these clusters have reached the replicas.
+    async fn end_batch(&mut self, clusters: &[Cluster]) {
+        for cluster in clusters {
+            let marks = self.generator.mark(*cluster);
+            self.execute(&marks).await;
+        }
         self.wait_for_quiet_point().await;
-    }
-
-    async fn return_api_server(&mut self) {
-        block_in_place(|| self.plane.start_apiserver());
-        self.executor.client = self.plane.admin_client().await;
     }
 
     /// Stops or kills a replica, and perhaps removes its snapshot.
@@ -240,16 +283,16 @@ impl Run {
     }
 
     fn launch(&mut self, replica: usize) {
-        let Replica { name, link, directory, linker } = &mut self.replicas[replica];
-        *linker = run(link, directory, name, &self.sources);
+        let Replica { name, links, directory, linker } = &mut self.replicas[replica];
+        *linker = run(links, directory, name, &self.sources);
     }
 
-    /// Waits until a replica that has started knows all objects.
-    async fn await_start(&mut self, replica: usize) {
+    /// Waits until a replica that has started knows all objects of these clusters, among them the home cluster.
+    async fn await_start(&mut self, replica: usize, clusters: &[Cluster]) {
         self.replicas[replica].linker.ready().await;
-        self.model.start(replica);
+        self.model.start(replica, clusters.contains(&Cluster::West));
         // With a snapshot it is ready before the lists are complete.
-        self.end_batch().await;
+        self.end_batch(clusters).await;
     }
 
     async fn execute(&mut self, changes: &[(Id, Change)]) {
@@ -287,6 +330,9 @@ impl Run {
         self.count("shared name", counts.shared);
         self.count("kept target", counts.kept);
         self.count("target that one replica keeps", counts.forgotten);
+        self.count("name that the remote cluster has elsewhere", counts.granted);
+        let not_ready = self.replicas.iter().find(|replica| replica.linker.get_ready().0 != 200);
+        assert!(not_ready.is_none(), "{:?}", not_ready.map(|replica| replica.linker.get_ready()));
         self.journal.clear();
     }
 
@@ -319,6 +365,7 @@ impl Run {
             assert!(log.is_empty(), "{log:#?}");
             assert!(block_in_place(|| replica.linker.stop()).success());
         }
+        assert_only_read(&self.planes[&Cluster::West]);
         if !is_complete {
             return;
         }
@@ -330,11 +377,16 @@ impl Run {
             ("shared name", 20),
             ("kept target", 50),
             ("target that one replica keeps", 20),
-            ("Cut", 5),
-            ("HalfOpen", 3),
+            ("name that the remote cluster has elsewhere", 20),
+            ("Cut(Home)", 5),
+            ("Cut(West)", 3),
+            ("HalfOpen(Home)", 3),
+            ("HalfOpen(West)", 1),
             ("Restart", 10),
-            ("ApiRestart", 1),
-            ("StartWithoutApi", 3),
+            ("ApiRestart(Home)", 1),
+            ("ApiRestart(West)", 1),
+            ("StartWithoutApi(Home)", 3),
+            ("StartWithoutApi(West)", 3),
             ("kill", 5),
             ("stop", 5),
             ("start with a snapshot", 5),

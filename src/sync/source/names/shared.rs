@@ -1,7 +1,7 @@
 //! What the objects of a source ask for together. Pure.
 //!
-//! The objects of a namespace share a name: their addresses are united, and a hostname goes before addresses. The store
-//! has one owner for each name and namespace, as old as the oldest of these objects.
+//! The objects of a namespace share a name: their addresses are united, and a hostname goes before addresses. Load
+//! balancers share none. The store has one owner for each name and namespace, as old as the oldest of these objects.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,6 +11,7 @@ use indexmap::IndexSet;
 use smallvec::SmallVec;
 
 use super::bound::Bounds;
+use crate::model::clusters;
 use crate::model::link::{Annotations, Link, LinkState, Target};
 use crate::model::names;
 use crate::model::owner::Zone;
@@ -105,6 +106,9 @@ pub struct SharedNames {
     /// The zones, if one of them lists routes of single kinds.
     zones: Arc<[Zone]>,
 }
+
+/// Objects that ask for a name, the oldest first.
+type Asked<'a> = SmallVec<[(&'a ObjectId, &'a Observation); 1]>;
 
 /// What follows from a change of an object.
 #[derive(Debug, Default)]
@@ -221,13 +225,15 @@ impl SharedNames {
         self.objects.get(id).map_or(0, |object| object.names().count())
     }
 
-    /// Returns the objects that ask for a name and don't count: routes, at Gateways of one namespace, of another namespace
-    /// than the oldest one and with other links.
+    /// Returns the objects that ask for a name and don't count: all load balancers but one, and routes, at Gateways of one
+    /// namespace, of another namespace than the oldest one and with other links.
     #[must_use]
     pub fn overruled(&self, name: &ServiceKey) -> BTreeSet<ObjectId> {
-        let mut asked = self.asking(name).take(MAX_SHARED).filter_map(|id| Some((id, self.objects.get(id)?)));
-        let Some(oldest) = asked.next() else { return BTreeSet::new() };
-        asked.filter(|other| !counts_with(name, oldest, *other)).map(|(id, _)| id.clone()).collect()
+        let asked = self.asking(name).take(MAX_SHARED).filter_map(|id| Some((id, self.objects.get(id)?)));
+        let asked: Asked<'_> = asked.collect();
+        let Some(first) = first(name, &asked) else { return BTreeSet::new() };
+        let overruled = asked.into_iter().filter(|other| !counts_with(name, first, *other));
+        overruled.map(|(id, _)| id.clone()).collect()
     }
 
     /// Returns the same hostname in other namespaces, if an object asks for it there, too.
@@ -256,11 +262,11 @@ impl SharedNames {
         let Self { objects, asking: all, united: known, zones, .. } = self;
         let kind = first_kind(all, zones, name);
         let mut ids = asking_of(all, name, kind);
-        let mut asked: SmallVec<[(&ObjectId, &Observation); 1]> =
+        let mut asked: Asked<'_> =
             ids.by_ref().take(MAX_SHARED).filter_map(|id| Some((id, objects.get(id)?))).collect();
         let beyond = ids.next().cloned();
-        if let Some(oldest) = asked.first().copied() {
-            asked.retain(|other| counts_with(name, oldest, *other));
+        if let Some(first) = first(name, &asked) {
+            asked.retain(|other| counts_with(name, first, *other));
         }
         // Some objects may still have an earlier version of their target.
         let targets =
@@ -288,13 +294,25 @@ impl SharedNames {
     }
 }
 
-/// Returns whether an object counts beside the oldest one for a name: it is of the same namespace, or leads to the very same
-/// links. A link with a route's own settings is another one.
+/// Returns the object that has a name: the load balancer with this default name, or else the oldest object.
+fn first<'a>(name: &ServiceKey, asked: &Asked<'a>) -> Option<(&'a ObjectId, &'a Observation)> {
+    let has_default_name = |(id, _): &&(&ObjectId, &Observation)| {
+        let own = || format!("{}.{}.", id.key.name(), clusters::domain_of(id.key.namespace()));
+        id.kind == RegardingKind::Service && name.name().starts_with(&own())
+    };
+    asked.iter().find(has_default_name).or(asked.first()).copied()
+}
+
+/// Returns whether an object counts beside the first one for a name: it is of the same namespace, or leads to the very same
+/// links. A link with a route's own settings is another one. Beside a load balancer none counts.
 fn counts_with(
     name: &ServiceKey,
     (oldest, of_oldest): (&ObjectId, &Observation),
     (id, object): (&ObjectId, &Observation),
 ) -> bool {
+    if oldest.kind == RegardingKind::Service {
+        return id == oldest;
+    }
     let has = |target: &Arc<Link>| {
         let newest = Link::newest(target);
         of_oldest.targets(name).any(|known| Arc::ptr_eq(&Link::newest(known), &newest))
@@ -499,6 +517,32 @@ mod tests {
         assert_eq!(shown(&mut names, "y"), "nothing");
         assert_eq!(names.asking(&name("x")).collect::<Vec<_>>(), [&id("b"), &id("a")]);
         assert_eq!(names.names().collect::<Vec<_>>(), [&name("x")]);
+    }
+
+    #[test]
+    fn load_balancers_share_no_name() {
+        let mut names = SharedNames::default();
+        let service =
+            |name: &str| ObjectId { key: ServiceKey::new("west/shop", name), kind: RegardingKind::Service };
+        let mut set = |object: &str, created, hosts: &[&str], behind: &str| {
+            let link = Link { target: target(behind), ..Link::new(service(object).key, object) };
+            let link = Arc::new(link);
+            let claim =
+                |host: &&str| Claim { name: ServiceKey::new("west/shop", host), target: Arc::clone(&link) };
+            let now = Observation::new(created, Uid::from(object), hosts.iter().map(claim).collect());
+            names.set(&service(object), Some(now));
+        };
+        set("a", 1, &["x.lb.internal", "b.shop.west.lb.internal"], "192.0.2.1");
+        set("b", 2, &["b.shop.west.lb.internal", "x.lb.internal"], "192.0.2.2");
+        for (host, expected, loser) in [("x", "192.0.2.1", "b"), ("b.shop.west", "192.0.2.2", "a")] {
+            let name = ServiceKey::new("west/shop", &format!("{host}.lb.internal"));
+            let link = names.behind(&name).unwrap().link;
+            assert_eq!(
+                (&link.target, link.key.name()),
+                (&target(expected), if loser == "a" { "b" } else { "a" })
+            );
+            assert_eq!(names.overruled(&name), [service(loser)].into());
+        }
     }
 
     #[test]

@@ -8,11 +8,13 @@ use futures::stream::BoxStream;
 use kube::core::error_boundary::InvalidObject;
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use tracing::warn;
 
 use super::shared::ObjectId;
 use super::state::NameState;
 use crate::metrics::staleness::LastActivity;
 use crate::model::clusters;
+use crate::model::excerpt::sentence;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
 use crate::model::owner::{Source, Zone};
@@ -112,7 +114,7 @@ pub type Objects<O> = BoxStream<'static, Result<Event<Seen<O>>, WatchError>>;
 
 impl WatchRequest {
     /// Lists and watches objects of one kind.
-    pub fn objects<K, O: 'static>(self, of_source: fn(K) -> O) -> Objects<O>
+    pub fn objects<K, O: Send + 'static>(self, of_source: fn(K) -> O) -> Objects<O>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
     {
@@ -127,7 +129,24 @@ impl WatchRequest {
             Seen { key: key_of(&object), object: object.0.map(of_source) }
         };
         let items = list_watch::<K>(client, query, activity, availability);
-        items.map(move |item| item.map(|event| event.map(&seen))).boxed()
+        let mut is_told = false;
+        let mut is_possible = move |item: &Result<Event<Seen<O>>, WatchError>| {
+            let Ok(Event::Listed(seen) | Event::Applied(seen) | Event::Deleted(seen)) = item else {
+                return true;
+            };
+            let is_possible = seen.key.cluster().is_none() || seen.key.is_well_formed();
+            if !is_possible && !std::mem::replace(&mut is_told, true) {
+                warn!(
+                    "an object of cluster {} is passed over, as are others like it: Kubernetes allows no such namespace or \
+                     name: {}",
+                    seen.key.cluster().unwrap_or_default(),
+                    sentence(&seen.key.to_string())
+                );
+            }
+            is_possible
+        };
+        let seen = items.map(move |item| item.map(|event| event.map(&seen)));
+        seen.filter(move |item| std::future::ready(is_possible(item))).boxed()
     }
 }
 

@@ -161,7 +161,8 @@ impl NameState {
     /// Returns the errors of single objects of a kind.
     pub fn errors(&mut self, kind: RegardingKind) -> &mut ObjectErrors {
         let LinkReporter { log, findings, .. } = &self.link_reporter;
-        let shown = || ObjectErrors::shown_in(&findings.asking.texts(kind), kind.api().1, log.clone());
+        let texts = || findings.asking.texts(self.source.cluster.as_deref(), kind);
+        let shown = || ObjectErrors::shown_in(&texts(), kind.api().1, log.clone());
         self.errors.entry(kind).or_insert_with(shown)
     }
 

@@ -1,5 +1,6 @@
 //! Objects of all kinds in a real API server. Statuses are patched as controllers would.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
@@ -7,13 +8,14 @@ use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Api, Client};
 use serde_json::{Map, Value, json};
 
-use super::rules::{Change, Content, Id, Kind};
+use super::rules::{Change, Cluster, Content, Id, Kind, split};
 
 /// The address of a cloud's metadata service, which lb-linker denies.
 const DENIED: &str = "169.254.169.254";
 
 pub struct Executor {
-    pub client: Client,
+    /// The clients of the clusters.
+    pub clients: BTreeMap<Cluster, Client>,
 }
 
 impl Executor {
@@ -43,7 +45,8 @@ impl Executor {
     fn api(&self, id: Id) -> Api<DynamicObject> {
         let (group, version, kind) = gvk(id.kind);
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        Api::namespaced_with(self.client.clone(), id.namespace, &resource)
+        let (cluster, namespace) = split(id.namespace);
+        Api::namespaced_with(self.clients[&cluster].clone(), namespace, &resource)
     }
 }
 
@@ -133,7 +136,7 @@ fn spec(kind: Kind, content: &Content) -> Value {
 
 fn parent(content: &Content) -> Value {
     let (gateway, _) = content.parent.expect("a route has one");
-    json!({"name": gateway.name, "namespace": gateway.namespace})
+    json!({"name": gateway.name, "namespace": split(gateway.namespace).1})
 }
 
 /// Returns the entries of a DNSEndpoint, by name and type.

@@ -5,11 +5,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::rules::ZONE;
 use crate::model::world::{Ingress, Target};
 
-/// The namespaces that may have any name (`--hostname-namespaces`).
-pub const FREE: [&str; 2] = ["free", "other"];
-/// A namespace that may have the names below its own one.
-pub const OWN: &str = "own";
+/// The namespaces that may have any name (`--hostname-namespaces`), but for the names of other clusters. Namespaces of the
+/// remote cluster have its name.
+pub const FREE: [&str; 3] = ["free", "other", "west/free"];
+/// The namespaces that may have the names below their own ones.
+pub const OWN: [&str; 2] = ["own", "west/own"];
 pub const REPLICAS: usize = 2;
+/// The clusters: the home cluster, and the remote one.
+pub const CLUSTERS: [Cluster; 2] = [Cluster::Home, Cluster::West];
+/// The domain of the remote cluster.
+const WEST: &str = "west.lb.internal";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Cluster {
+    Home,
+    West,
+}
+
+/// Returns the cluster of a namespace, and the namespace there.
+pub fn split(namespace: &str) -> (Cluster, &str) {
+    namespace.strip_prefix("west/").map_or((Cluster::Home, namespace), |plain| (Cluster::West, plain))
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
@@ -36,6 +52,12 @@ pub struct Id {
     pub kind: Kind,
     pub namespace: &'static str,
     pub name: &'static str,
+}
+
+impl Id {
+    pub fn cluster(self) -> Cluster {
+        split(self.namespace).0
+    }
 }
 
 /// What users and controllers have written to an object.
@@ -82,6 +104,8 @@ pub struct Model {
     pub order: Vec<Kind>,
     pub objects: BTreeMap<Id, Object>,
     is_running: [bool; REPLICAS],
+    /// Whether a replica has read the remote cluster since its start.
+    knows_west: [bool; REPLICAS],
 }
 
 /// How often something was compared at a quiet point.
@@ -95,6 +119,8 @@ pub struct ComparedCounts {
     pub kept: usize,
     /// Targets that only one replica keeps.
     pub forgotten: usize,
+    /// Names outside of its domain that the remote cluster has.
+    pub granted: usize,
 }
 
 /// An object that asks for a name.
@@ -110,7 +136,7 @@ struct Claim<'a> {
 
 impl Model {
     pub fn new(order: Vec<Kind>) -> Self {
-        Self { order, objects: BTreeMap::new(), is_running: [true; REPLICAS] }
+        Self { order, objects: BTreeMap::new(), is_running: [true; REPLICAS], knows_west: [true; REPLICAS] }
     }
 
     pub fn apply(&mut self, id: Id, change: &Change, created: i64) {
@@ -140,26 +166,43 @@ impl Model {
     }
 
     /// A replica that starts knows only the objects.
-    pub fn start(&mut self, replica: usize) {
+    pub fn start(&mut self, replica: usize, knows_west: bool) {
         self.is_running[replica] = true;
+        self.knows_west[replica] = knows_west;
         for object in self.objects.values_mut() {
             object.targets[replica] = object.content.chosen();
+        }
+    }
+
+    /// Replicas that have started without the remote cluster read it.
+    pub fn read_west(&mut self) {
+        for replica in 0..REPLICAS {
+            if !std::mem::replace(&mut self.knows_west[replica], true) {
+                let objects = self.objects.iter_mut().filter(|(id, _)| id.cluster() == Cluster::West);
+                objects.for_each(|(_, object)| object.targets[replica] = object.content.chosen());
+            }
         }
     }
 
     /// Returns the expected answers of a replica by `name type`: TTL and data of the records, or the rcode.
     pub fn answers(&self, replica: usize, asked: &BTreeSet<String>) -> BTreeMap<String, BTreeSet<String>> {
         let names = self.names(replica);
-        asked.iter().flat_map(|name| answers_of(name, find(name, &names))).collect()
+        let answers = |name: &String| match is_in(name, WEST) && !self.knows_west[replica] {
+            true => vec![(format!("{name}. A"), BTreeSet::from(["Server Failure".to_owned()]))],
+            false => answers_of(name, find(name, &names)),
+        };
+        asked.iter().flat_map(answers).collect()
     }
 
     pub fn counts(&self) -> ComparedCounts {
         let mut counts = ComparedCounts::default();
         let mut asked: BTreeMap<&str, BTreeSet<(Kind, &str)>> = BTreeMap::new();
-        for source in &self.order {
-            let claims = self.claims(*source, 0);
+        for (cluster, source) in self.sources() {
+            let claims = self.claims(cluster, source, 0);
             for claim in &claims {
-                asked.entry(claim.name).or_default().insert((*source, claim.namespace));
+                let is_first = asked.entry(claim.name).or_default().insert((source, claim.namespace));
+                let is_granted = cluster == Cluster::West && !is_in(claim.name, WEST);
+                counts.granted += usize::from(is_first && is_granted && asked[claim.name].len() == 1);
             }
             let is_shared =
                 |(name, holders): &(&str, Vec<Claim>)| asked[name].len() == 1 && holders.len() > 1;
@@ -177,22 +220,33 @@ impl Model {
     fn names(&self, replica: usize) -> Names {
         let mut names = Names::new();
         for (id, object) in &self.objects {
-            if matches!(id.kind, Kind::Service | Kind::StableName) && !object.content.is_opted_out {
+            let has_default_names = matches!(id.kind, Kind::Service | Kind::StableName);
+            if has_default_names && !object.content.is_opted_out && self.knows(replica, id) {
                 for name in default_names(*id) {
                     names.insert(name, (object.targets[replica].clone(), object.content.ttl));
                 }
             }
         }
-        for source in &self.order {
-            for (name, claims) in holders(self.claims(*source, replica)) {
-                names.entry(name.to_owned()).or_insert_with(|| united(*source, &claims));
+        for (cluster, source) in self.sources() {
+            for (name, claims) in holders(self.claims(cluster, source, replica)) {
+                names.entry(name.to_owned()).or_insert_with(|| united(source, &claims));
             }
         }
         names
     }
 
+    /// Returns the sources of the zone in their order.
+    fn sources(&self) -> impl Iterator<Item = (Cluster, Kind)> {
+        CLUSTERS.into_iter().flat_map(|cluster| self.order.iter().map(move |kind| (cluster, *kind)))
+    }
+
+    /// Returns whether a replica knows an object.
+    fn knows(&self, replica: usize, id: &Id) -> bool {
+        id.cluster() == Cluster::Home || self.knows_west[replica]
+    }
+
     /// Returns what the objects of a source may have.
-    fn claims(&self, source: Kind, replica: usize) -> Vec<Claim<'_>> {
+    fn claims(&self, cluster: Cluster, source: Kind, replica: usize) -> Vec<Claim<'_>> {
         let mut claims = Vec::new();
         for (id, Object { created, content, targets }) in &self.objects {
             let is_of_source = match id.kind {
@@ -200,7 +254,8 @@ impl Model {
                 Kind::Gateway => false,
                 kind => kind == source,
             };
-            if !is_of_source || content.is_opted_out {
+            let is_known = id.cluster() == cluster && self.knows(replica, id);
+            if !is_of_source || !is_known || content.is_opted_out {
                 continue;
             }
             let claim = |name, namespace, target| Claim {
@@ -243,12 +298,23 @@ impl Content {
     }
 }
 
-pub fn default_names(Id { namespace, name, .. }: Id) -> [String; 2] {
-    [".", "-"].map(|between| format!("{name}{between}{namespace}.{ZONE}"))
+pub fn default_names(Id { namespace, name, .. }: Id) -> Vec<String> {
+    match split(namespace) {
+        (Cluster::Home, namespace) => [".", "-"].map(|it| format!("{name}{it}{namespace}.{ZONE}")).into(),
+        (Cluster::West, namespace) => vec![format!("{name}.{namespace}.{WEST}")],
+    }
 }
 
 fn may_have(namespace: &str, host: &str) -> bool {
-    FREE.contains(&namespace) || host.ends_with(&format!(".{namespace}.{ZONE}"))
+    let (domain, is_of_others) = match split(namespace) {
+        (Cluster::Home, namespace) => (format!("{namespace}.{ZONE}"), is_in(host, WEST)),
+        (Cluster::West, namespace) => (format!("{namespace}.{WEST}"), host == WEST),
+    };
+    !is_of_others && (FREE.contains(&namespace) || host.ends_with(&format!(".{domain}")))
+}
+
+fn is_in(name: &str, domain: &str) -> bool {
+    name.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Returns the narrower of two hostnames, if one contains the other.
@@ -299,7 +365,8 @@ fn find<'a>(name: &str, names: &'a Names) -> Result<&'a (Option<Target>, u32), b
     if let Some(found) = names.get(name) {
         return Ok(found);
     }
-    let has_names_below = |name: &str| names.keys().any(|below| below.ends_with(&format!(".{name}")));
+    let has_names_below =
+        |name: &str| name == WEST || names.keys().any(|below| below.ends_with(&format!(".{name}")));
     if has_names_below(name) {
         return Err(true);
     }

@@ -54,6 +54,15 @@ impl World {
         next
     }
 
+    /// Returns the names of the Ingresses of a remote cluster.
+    fn of_west(&self) -> Names<Ingresses> {
+        let (store, reporter) = (Arc::clone(&self.store), self.link_reporter.clone());
+        let west = Some("west".into());
+        let mut names = Names::new(Ingresses::default(), west, store, Arc::default(), reporter);
+        names.set_rules(self.store.zones(), Arc::clone(&self.names.state.rules.policy));
+        names
+    }
+
     fn listed() -> Self {
         let mut world = Self::new();
         world.names.end_lists();
@@ -341,4 +350,20 @@ fn oldest_objects_of_a_namespace_have_names() {
     world.remove("a/old");
     assert!(world.names.state.list_at.is_some());
     assert_eq!(set(&mut world, "new", 2), ["nothing", "pending"]);
+}
+
+#[test]
+fn lists_of_one_cluster_leave_the_errors_of_another_cluster() {
+    let mut home = World::listed();
+    let kind = RegardingKind::Ingress;
+    let (shop, west_shop) = (id("shop", "web"), id("west/shop", "web"));
+    home.names.state.set_unreadable(&shop, "broken");
+    let mut west = home.of_west();
+    west.state.set_unreadable(&west_shop, "broken");
+    let findings = &home.link_reporter.findings;
+    let has_error = |id: &ObjectId| findings.asking.texts(id.key.cluster(), kind).get(&id.key).is_some();
+    assert_eq!([&shop, &west_shop].map(has_error), [true, true]);
+    // A complete list without objects.
+    west.state.errors(kind).retain(|_| false);
+    assert_eq!([&shop, &west_shop].map(has_error), [true, false]);
 }

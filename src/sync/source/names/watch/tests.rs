@@ -16,6 +16,8 @@ use crate::model::owner::{Source, Zone};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::OnGone;
 use crate::sync::source::dns_endpoint::DnsEndpoints;
+use crate::sync::source::remote_service::RemoteServices;
+use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::test_support;
 
 /// Returns a watcher of names of DNSEndpoints, with a stub that answers each request for a streamed list with the next
@@ -90,4 +92,32 @@ async fn object_that_has_room_again_is_listed_after_five_minutes() {
     );
     assert!(timeout(Duration::from_secs(20), &mut running).await.is_err());
     assert!(has("n999.o3.a.lb.internal."));
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_a_remote_cluster_with_impossible_names_are_passed_over() {
+    let service = |namespace: &str, name: &str| {
+        json!({"type": "ADDED", "object": {
+            "metadata": {"namespace": namespace, "name": name, "uid": "u", "resourceVersion": "5"},
+            "spec": {"type": "LoadBalancer"},
+            "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}},
+        }})
+    };
+    let list = vec![
+        service("a", "b/c"),
+        service("a/b", "web"),
+        service("a", "web\n"),
+        service("a", "web"),
+        bookmark(&json!({"k8s.io/initial-events-end": "true"})),
+    ];
+    let watcher = NameWatcher { cluster: Some("west".into()), ..watcher(vec![list]) };
+    let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
+    watcher.store.set_zones(zone.with_remotes(&["west".into()]));
+    let known = Arc::<UnselectedServices>::default();
+    let running = pin!(watcher.follow(RemoteServices::new(Arc::clone(&known))));
+    assert!(timeout(Duration::from_secs(10), running).await.is_err());
+    let keys = known.uids_with(|key| Some(key.to_string())).into_iter().map(|(_, key)| key);
+    assert_eq!(keys.collect::<Vec<_>>(), ["west/a/web"]);
+    let host = Name::from_ascii("web.a.west.lb.internal.").unwrap();
+    assert!(watcher.store.link_of_host(&host).is_some());
 }

@@ -3,7 +3,10 @@ use crate::model::owner::{Claims, Owner};
 
 /// A zone with Services and Ingresses of the home cluster and of the cluster west, and its store.
 fn west() -> (Zone, Store) {
-    let sources = vec![Source::SERVICES, Source::INGRESSES];
+    west_with(vec![Source::SERVICES, Source::INGRESSES])
+}
+
+fn west_with(sources: Vec<Source>) -> (Zone, Store) {
     let remotes: Arc<[Arc<str>]> = ["west".into()].into();
     let options = ZoneOptions { sources, remotes: Arc::clone(&remotes), ..Default::default() };
     let zone = Zone::with_options(&name("lb.internal."), options).unwrap();
@@ -74,6 +77,43 @@ fn domain_of_a_remote_cluster_has_its_names_alone() {
     ] {
         assert_eq!(ask(&zone, &store, text, qtype), expected, "{text} {qtype}");
     }
+}
+
+#[test]
+fn default_names_of_a_remote_cluster_go_before_all_sources() {
+    let (zone, store) = west_with(vec![Source::INGRESSES, Source::SERVICES]);
+    store.set_known(Input::Services);
+    list(&store);
+    let text = "web.shop.west.lb.internal";
+    let asking = |kind: Source, namespace: &str, object: &str, address: &str| {
+        let target = Arc::new(link(namespace, object, &[], &[address]).link(None, false));
+        let owner = Owner { source: of_west(kind), key: ServiceKey::new(namespace, text) };
+        let claims = Claims { created: 1, names: [text.into()].into(), ..Default::default() };
+        store.observe(&owner, &claims, &target, Some(5));
+    };
+    asking(Source::INGRESSES, "west/shop", "a.ingress", "192.0.2.1");
+    asking(Source::SERVICES, "west/free", "thief", "192.0.2.66");
+    assert_eq!(ask(&zone, &store, "web.shop.west", RecordType::A), "192.0.2.1");
+    asking(Source::SERVICES, "west/shop", "other", "192.0.2.3");
+    assert_eq!(ask(&zone, &store, "web.shop.west", RecordType::A), "192.0.2.1");
+    asking(Source::SERVICES, "west/shop", "web", "192.0.2.4");
+    assert_eq!(ask(&zone, &store, "web.shop.west", RecordType::A), "192.0.2.4");
+    let zones = store.zones();
+    for zones in [&zones[..1], &zones] {
+        store.set_zones(zones.iter().cloned());
+    }
+    list(&store);
+    assert_eq!(ask(&zone, &store, "web.shop.west", RecordType::A), "192.0.2.4");
+}
+
+#[test]
+fn namespace_with_the_name_of_a_remote_cluster_takes_no_name() {
+    let (zone, store) = west();
+    store.set_known(Input::Services);
+    list(&store);
+    store.apply(link("west", "web", &[], &["192.0.2.2"]));
+    observe(&store, Source::SERVICES, "web.west.lb.internal", "any", "192.0.2.4");
+    assert_eq!(ask(&zone, &store, "web.west", RecordType::A), "192.0.2.4");
 }
 
 #[test]
