@@ -86,7 +86,7 @@ pub async fn run(flags: Flags, stop: CancellationToken, set_debug: SetDebug) -> 
     } else {
         None
     };
-    let store = Arc::new(store_for(&zones.links, source.as_ref()));
+    let store = Arc::new(store_for(&zones.links, &flags.remote.names(), source.as_ref()));
     let (context, queue) = server_context(&flags, &store, &hostname_policy)?;
     let readiness = Arc::clone(&context.readiness);
     let cluster_dns = ClusterDns::new(&flags, &context)?;
@@ -135,6 +135,7 @@ fn server_context(
     context.targets = Arc::new(hostname_policy.targets.clone());
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
     context.has_own_cluster = flags.manifests.is_none();
+    context.remotes = flags.remote.names();
     Ok((context, queue))
 }
 

@@ -12,6 +12,7 @@ pub mod http_listen;
 pub mod mistyped_variables;
 pub(crate) mod parsers;
 pub(crate) mod policy_flags;
+pub mod remote_flags;
 pub mod replaced_flags;
 pub(crate) mod upstream_flag;
 mod upstreams;

@@ -12,7 +12,6 @@ use notify::event::ModifyKind;
 use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tracing::warn;
 
 /// Quiet time after which changed files are read: editors and ConfigMap mounts touch a file several times for one
 /// change.
@@ -132,13 +131,9 @@ struct FileWatcher {
 }
 
 impl FileWatcher {
-    /// Returns whether the path isn't the watched directory any more, and logs it.
+    /// Returns whether the path isn't the watched directory any more.
     fn is_elsewhere(&self) -> bool {
-        let is_elsewhere = self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode;
-        if is_elsewhere {
-            warn!("{}: the directory was removed or replaced", self.path.display());
-        }
-        is_elsewhere
+        self.replaced.load(Ordering::Relaxed) || inode(&self.path) != self.inode
     }
 }
 

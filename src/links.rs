@@ -8,11 +8,13 @@ pub mod history;
 pub mod names;
 pub mod names_table;
 pub mod output;
+mod remote_links;
 pub mod table;
 pub mod view;
 
 use serde::Deserialize;
 
+use crate::model::clusters;
 use crate::model::service_key::ServiceKey;
 
 /// The output of `lb-linker links`, as in kubectl.
@@ -56,10 +58,11 @@ impl LinkFilter {
     /// # Errors
     /// If both name a namespace, or a name is missing.
     pub fn new(namespace: Option<String>, service: Option<String>) -> Result<Self, FilterError> {
-        let Some((named, name)) = service.as_deref().and_then(|service| service.split_once('/')) else {
+        let Some((named, name)) = service.as_deref().and_then(|service| service.rsplit_once('/')) else {
             return Ok(Self { namespace, service });
         };
-        if named.is_empty() || name.is_empty() || name.contains('/') {
+        let (cluster, plain) = clusters::split(named);
+        if plain.is_empty() || plain.contains('/') || cluster == Some("") || name.is_empty() {
             return Err(FilterError::NotAService(service.unwrap_or_default()));
         }
         let (named, name) = (named.to_owned(), name.to_owned());
@@ -99,7 +102,8 @@ mod tests {
         assert_eq!(filter(Some("shop"), "shop/web"), selects(Some("shop"), "web"));
         let two = "shop/web is in namespace shop, and --namespace is other: leave one of them out";
         assert_eq!(filter(Some("other"), "shop/web"), Err(two.to_owned()));
-        for wrong in ["/web", "shop/", "a/b/c", "/"] {
+        assert_eq!(filter(None, "west/shop/web"), selects(Some("west/shop"), "web"));
+        for wrong in ["/web", "shop/", "a/b/c/d", "/", "//web", "/shop/web", "west//web"] {
             let expected = format!("{wrong:?} isn't a Service such as my-sample-lb or default/my-sample-lb");
             assert_eq!(filter(None, wrong), Err(expected));
         }

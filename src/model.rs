@@ -2,6 +2,7 @@
 
 pub mod api_server;
 pub mod cluster_domain;
+pub mod clusters;
 pub mod excerpt;
 pub mod hostname;
 pub mod hostname_policy;
@@ -16,6 +17,7 @@ pub mod owner;
 pub mod persisted_target;
 pub mod records;
 pub mod rejection;
+pub mod remote;
 pub mod service_key;
 pub mod target_policy;
 pub mod tls_error;

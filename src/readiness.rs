@@ -89,6 +89,8 @@ pub struct Readiness {
     pub crd: ArcSwapOption<String>,
     /// That this replica takes part in an election and knows no leader.
     pub election: ArcSwapOption<LeaderAbsence>,
+    /// That another process leads, and this one, which takes part in no election, writes nothing.
+    pub other_leader: ArcSwapOption<String>,
     /// What keeps external targets from being written.
     pub writes: ArcSwapOption<String>,
     /// Why statuses of StableNames can't be written; only the leader knows it.
@@ -123,6 +125,7 @@ impl Readiness {
         let forbidden = |lists: &ArcSwapOption<ForbiddenLists>| Some(lists.load_full()?.note.clone());
         let notes = [
             self.election.load_full().map(|absence| absence.note.clone()),
+            text(&self.other_leader),
             forbidden(&self.load_balancers),
             text(&self.crd),
             forbidden(&self.stable_names),

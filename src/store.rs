@@ -203,8 +203,8 @@ impl Store {
         change
     }
 
-    /// Advances the serial of the zones at the end of a write: to the newest resourceVersion applied, which all replicas
-    /// share, and by at least one if what a name leads to was replaced. For a source without resourceVersions it is the
+    /// Advances the serial of the zones at the end of a write: to the newest resourceVersion applied (of several clusters to
+    /// the sum), which all replicas share, and by at least one if what a name leads to was replaced. For a source without resourceVersions it is the
     /// time in seconds, so that a restart never decreases it.
     fn advance_serial(&self, resource_version: Option<u64>, is_changed: bool) {
         if resource_version.is_some() {
@@ -252,7 +252,8 @@ impl DerefMut for Writer<'_> {
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
         let is_changed = self.store.index.slots.take_changed();
-        self.store.advance_serial(self.names.version.take(), is_changed);
+        let version = self.names.take_version();
+        self.store.advance_serial(version, is_changed);
         let changes = std::mem::take(&mut self.names.changes);
         if !changes.is_empty() {
             // The send fails if there are no subscribers, which is fine.

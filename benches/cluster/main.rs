@@ -26,6 +26,7 @@ mod page;
 mod plane;
 mod process;
 mod propagation;
+mod remotes;
 mod sources;
 mod start;
 mod storm;
@@ -39,10 +40,11 @@ use plane::Plane;
 
 /// The parts in their order: later parts reuse the objects of earlier parts, and `memory-idle` needs a cluster without
 /// links.
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "storm-store",
     "kept-answers",
     "cluster-dns",
+    "remotes",
     "memory-idle",
     "memory-10k",
     "start",
@@ -113,6 +115,7 @@ fn with_plane(parts: &[&str], changes: usize, results: &mut Results) {
     for part in parts {
         eprintln!("--- {part}");
         match *part {
+            "remotes" => remotes::run(&plane, results),
             "memory-idle" => memory::idle(&plane, results),
             "memory-10k" => memory::many(&mut plane, results),
             "start" => start::run(&mut plane, results),

@@ -141,7 +141,7 @@ pub struct Source {
     pub addresses: Option<Vec<String>>,
 }
 
-/// The name of a LoadBalancer Service.
+/// The name of a LoadBalancer Service, its namespace and its cluster.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceRef {
@@ -151,11 +151,19 @@ pub struct ServiceRef {
     pub name: String,
     /// The namespace of the Service. A Service of another namespace is a source only while its annotation
     /// linker.hsj.com/allow-from lists the namespace of the StableName. If this field is missing, the Service is in
-    /// the namespace of the StableName.
+    /// the namespace of the StableName, or in the namespace of that name in the other cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_LABEL))]
     #[x_kube(validation = rules::LABEL)]
     pub namespace: Option<String>,
+    /// The cluster of the Service, by its name in the flag --remote of lb-linker. A Service of another cluster is a
+    /// source only while its annotation linker.hsj.com/allow-from lists the namespace of the StableName behind the name
+    /// of the cluster of the StableName, such as home/shop. If this field is missing, the Service is in the cluster of
+    /// the StableName.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_LABEL))]
+    #[x_kube(validation = rules::LABEL)]
+    pub cluster: Option<String>,
 }
 
 /// How the sources are checked.

@@ -169,8 +169,10 @@ impl Checker {
         self.label(&format!("{field}.name"), name);
         if let Some(service) = service {
             self.label(&format!("{field}.service.name"), &service.name);
-            if let Some(namespace) = &service.namespace {
-                self.label(&format!("{field}.service.namespace"), namespace);
+            let further = [("namespace", &service.namespace), ("cluster", &service.cluster)];
+            for (name, label) in further.into_iter().filter_map(|(name, label)| Some((name, label.as_ref()?)))
+            {
+                self.label(&format!("{field}.service.{name}"), label);
             }
         }
         if let Some(hostname) = hostname {

@@ -26,7 +26,10 @@ pub enum RunError {
     #[error("the sync thread can't be started, or has panicked: {0}")]
     SyncThread(io::Error),
     /// The API server can't be reached, or refuses to list the load balancers.
-    #[error("API server {server}: {}", error.explain(WatchLog::READING))]
+    #[error(
+        "API server {server}: {}{}", error.explain(WatchLog::READING),
+        if error.code() == 404 { "; the path of its URL may be wrong" } else { "" }
+    )]
     NotListed {
         /// The URL of the API server.
         server: String,

@@ -1,5 +1,6 @@
 //! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::future::pending;
 use std::sync::Arc;
@@ -97,7 +98,7 @@ where
         Err(error @ kube::Error::Api(_)) if is_asked_by_http(&error) => {
             Err(ListError { what: in_place(what, namespace), source: Box::new(error) })
         }
-        Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403) => Ok(()),
+        Err(kube::Error::Api(status)) if !matches!(status.code, 401 | 403 | 404) => Ok(()),
         // The caller's deadline is about as near, and says what was waited for.
         Err(kube::Error::Service(error)) if error.is::<Elapsed>() => pending().await,
         Err(error) => Err(ListError { what: in_place(what, namespace), source: Box::new(error) }),
@@ -161,14 +162,28 @@ impl LinkReader {
         reader.wait_for_external_targets(deadline).await;
         let zones = reader.store.zones();
         if timeout_at(deadline, reader.store.sources_listed(&zones)).await.is_err() {
-            let unlisted = zones.iter().find_map(|zone| reader.store.unlisted_source(zone));
+            let own = zones.iter().filter(|zone| zone.cluster.is_none());
+            let unlisted = own.into_iter().find_map(|zone| reader.store.unlisted_source(zone));
             let source = unlisted.map(Source::word).unwrap_or_default();
             warn!(
                 "the source {source} wasn't read within {} s: its names are missing",
                 READ_TIMEOUT.as_secs()
             );
         }
+        reader.wait_for_remotes(deadline).await;
         Ok(reader)
+    }
+
+    async fn wait_for_remotes(&self, deadline: Instant) {
+        if timeout_at(deadline, self.store.remotes_listed()).await.is_ok() {
+            return;
+        }
+        let zones = self.store.zones();
+        let unlisted = zones.iter().filter(|zone| self.store.unlisted_source(zone).is_some());
+        for cluster in unlisted.filter_map(|zone| zone.cluster.as_deref()).collect::<BTreeSet<_>>() {
+            let waited = READ_TIMEOUT.as_secs();
+            warn!("remote cluster {cluster} wasn't read within {waited} s: its names are missing");
+        }
     }
 
     /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with
@@ -180,6 +195,7 @@ impl LinkReader {
     pub async fn open_for_views(flags: Flags, reads_followers: bool) -> Result<Self, RunError> {
         let (reader, deadline) = Self::start(flags, Reads::Views { reads_followers }).await?;
         reader.wait_for_external_targets(deadline).await;
+        reader.wait_for_remotes(deadline).await;
         if reads_followers {
             let known = timeout_at(deadline, reader.facts.followers.known()).await;
             known.map_err(|_| RunError::FollowersNotRead(READ_TIMEOUT))?;
@@ -207,7 +223,7 @@ impl LinkReader {
         }
         let sync = SyncRuntime::start().map_err(RunError::SyncThread)?;
         let (source, server, deadline) = sync.run(open_readable(flags.clone())).await?;
-        let store = Arc::new(store_for(&zones.links, Some(&source)));
+        let store = Arc::new(store_for(&zones.links, &flags.remote.names(), Some(&source)));
         let metrics = SyncMetrics::register(&Metrics::new()?)?;
         let facts = source.facts(&flags, &store, Arc::default(), &metrics);
         let reads_followers = reads == Reads::Views { reads_followers: true };

@@ -1,37 +1,60 @@
-//! Starts and stops the reading of sources of names, as the zones demand.
+//! Starts and stops the reading of sources of names, as the zones demand, in the home cluster and in remote ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use kube::Client;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
+use tracing::error;
 
 use crate::model::owner::{Source, Zone};
+use crate::sync::k8s::remotes::uid_of_cluster;
 use crate::sync::source::dns_endpoint::DnsEndpoints;
 use crate::sync::source::gateway::Gateways;
 use crate::sync::source::ingress::Ingresses;
 use crate::sync::source::names::watch::NameWatcher;
+use crate::sync::source::remote_service::RemoteServices;
+use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
+
+/// The pause between two attempts to tell whether a remote cluster is the home cluster.
+const COMPARE_AFTER: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
 pub(super) struct NameSources {
-    pub(super) watcher: NameWatcher,
+    /// The watchers of the clusters, that of the home cluster first.
+    pub(super) watchers: Arc<[NameWatcher]>,
+    /// Where the load balancers of remote clusters are recorded.
+    pub(super) services: Arc<UnselectedServices>,
     pub(super) supervisor: Arc<SupervisorMetrics>,
 }
 
-/// Reads the sources of the store's zones, apart from the load balancers, until `stop` is cancelled.
+/// Reads the sources of the store's zones, apart from the home cluster's load balancers, until `stop` is cancelled.
 ///
 /// # Errors
 /// If the store has ended, which should never happen before.
 pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result<(), SyncError> {
-    let NameSources { watcher, supervisor } = sources;
-    let mut zones = watcher.store.watch_zones();
+    let [home, remotes @ ..] = &*sources.watchers else { return Ok(()) };
+    let mut zones = home.store.watch_zones();
+    let mut comparisons: JoinSet<Arc<str>> =
+        remotes.iter().map(|remote| find_home(home.client.clone(), remote.clone())).collect();
+    // The remote clusters that are the home cluster.
+    let mut refused: BTreeSet<Arc<str>> = BTreeSet::new();
     let mut running: BTreeMap<Source, (CancellationToken, AbortOnDropHandle<()>)> = BTreeMap::new();
     loop {
-        let wanted = wanted(&zones.borrow_and_update());
+        let mut wanted = wanted(&zones.borrow_and_update(), remotes);
+        wanted.retain(|source| source.cluster.as_ref().is_none_or(|cluster| !refused.contains(cluster)));
         for source in wanted.iter().filter(|source| !running.contains_key(*source)).collect::<Vec<_>>() {
+            let Some(watcher) = sources.watchers.iter().find(|watcher| watcher.cluster == source.cluster)
+            else {
+                continue;
+            };
             let until = stop.child_token();
-            let task = tokio::spawn(follow(watcher.clone(), source.clone(), until.clone(), &supervisor));
+            let task = tokio::spawn(follow(&sources, watcher.clone(), source.clone(), until.clone()));
             running.insert(source.clone(), (until, AbortOnDropHandle::new(task)));
         }
         let ended: Vec<Source> = running.keys().filter(|source| !wanted.contains(source)).cloned().collect();
@@ -40,12 +63,19 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
             until.cancel();
             // It has only been cancelled.
             let _ = task.await;
-            watcher.store.forget_source(&source);
-            watcher.link_reporter.findings.readiness.forget_source(&source);
+            home.store.forget_source(&source);
+            home.link_reporter.findings.readiness.forget_source(&source);
         }
         tokio::select! {
             () = stop.cancelled() => break,
             changed = zones.changed() => changed.map_err(|_| SyncError::WatchEnded)?,
+            Some(Ok(cluster)) = comparisons.join_next() => {
+                error!(
+                    "remote cluster {cluster} is this cluster itself (its namespace kube-system has the same uid): its \
+                     objects aren't read. Correct the kubeconfig or the context of --remote {cluster}, or leave it out"
+                );
+                refused.insert(cluster);
+            }
         }
     }
     for (_, task) in running.into_values() {
@@ -54,8 +84,27 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
     Ok(())
 }
 
-fn wanted(zones: &[Zone]) -> Vec<Source> {
+/// Returns the name of the remote cluster once it turns out to be the home cluster; otherwise it never ends.
+async fn find_home(home: Client, remote: NameWatcher) -> Arc<str> {
+    let mut home_uid = None;
+    loop {
+        if home_uid.is_none() {
+            home_uid = uid_of_cluster(&home).await.ok().flatten();
+        }
+        let uid = uid_of_cluster(&remote.client).await;
+        match (&home_uid, uid, &remote.cluster) {
+            (Some(home), Ok(Some(uid)), Some(cluster)) if *home == uid => return Arc::clone(cluster),
+            (Some(_), Ok(_), _) => return std::future::pending().await,
+            _ => sleep(COMPARE_AFTER).await,
+        }
+    }
+}
+
+/// Returns the sources to be read. The load balancers of remote clusters always are: StableNames may lead to them.
+fn wanted(zones: &[Zone], remotes: &[NameWatcher]) -> Vec<Source> {
     let mut wanted: Vec<Source> = zones.iter().flat_map(Zone::read_sources).collect();
+    wanted
+        .extend(remotes.iter().map(|remote| Source { cluster: remote.cluster.clone(), ..Source::SERVICES }));
     wanted.retain(|source| *source != Source::SERVICES);
     wanted.sort_unstable();
     wanted.dedup();
@@ -63,21 +112,27 @@ fn wanted(zones: &[Zone]) -> Vec<Source> {
 }
 
 fn follow(
+    sources: &NameSources,
     watcher: NameWatcher,
     source: Source,
     until: CancellationToken,
-    supervisor: &Arc<SupervisorMetrics>,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let stop = until.clone();
-    supervise("the names of a source", stop, Arc::clone(supervisor), move || {
+    let (stop, services) = (until.clone(), Arc::clone(&sources.services));
+    supervise("the names of a source", stop, Arc::clone(&sources.supervisor), move || {
         let (watcher, source, until) = (watcher.clone(), source.clone(), until.clone());
+        let services = Arc::clone(&services);
         async move {
             let followed = async {
                 match &source {
-                    source if *source == Source::INGRESSES => watcher.follow(Ingresses::default()).await,
-                    source if *source == Source::GATEWAYS => watcher.follow(Gateways::default()).await,
-                    source if *source == Source::DNS_ENDPOINTS => {
+                    source if source.is_like(&Source::INGRESSES) => {
+                        watcher.follow(Ingresses::default()).await
+                    }
+                    source if source.is_like(&Source::GATEWAYS) => watcher.follow(Gateways::default()).await,
+                    source if source.is_like(&Source::DNS_ENDPOINTS) => {
                         watcher.follow(DnsEndpoints::default()).await
+                    }
+                    source if source.is_like(&Source::SERVICES) && source.cluster.is_some() => {
+                        watcher.follow(RemoteServices::new(services)).await
                     }
                     _ => std::future::pending().await,
                 }

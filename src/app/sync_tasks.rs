@@ -20,6 +20,7 @@ use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::facts::{LinkFacts, tell_age};
 use crate::model::hostname_policy::HostnamePolicy;
+use crate::model::owner::Zone;
 use crate::object_log::ObjectLog;
 use crate::readiness::Readiness;
 use crate::store::{Input, OnGone, Store};
@@ -40,6 +41,8 @@ use crate::sync::external_target::reconciler::{self, context::ReconcilerContext}
 use crate::sync::k8s::client::{ClientConnection, ClusterIdentity, connect, connect_before_credentials};
 use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::probe::probe;
+use crate::sync::k8s::remotes::{Remote, Remotes};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::source::cluster::ServiceWatcher;
 use crate::sync::source::first_list::FirstList;
@@ -66,6 +69,7 @@ pub(super) enum SyncSource {
         leader: KnownLeader,
         identity: watch::Receiver<ClusterIdentity>,
         first_list: watch::Sender<FirstList>,
+        remotes: Remotes,
     },
     Manifests {
         backend: Option<Backend>,
@@ -123,6 +127,7 @@ impl SyncSource {
             leader,
             identity,
             first_list,
+            remotes: Remotes::open(&flags.remote.remotes).await.map_err(InputError::Remote)?,
         })
     }
 
@@ -315,19 +320,30 @@ impl SyncSource {
             parts.facts.external_targets.set_known();
         }
         match self {
-            Self::Cluster { client, availability, list_hints, first_list, identity, .. } => {
-                let relists = relist_at_new_address(identity, parts.rewinds.clone());
-                let stopped = parts.stop.clone();
-                parts
-                    .tasks
-                    .spawn(async move { stopped.run_until_cancelled(relists).await.unwrap_or_default() });
+            Self::Cluster {
+                client,
+                availability,
+                list_hints,
+                first_list,
+                identity,
+                election_config,
+                remotes,
+                ..
+            } => {
+                parts.spawn_until_stop(relist_at_new_address(identity, parts.rewinds.clone()));
+                if election_config.is_none() {
+                    parts.spawn_until_stop(probe(client.clone(), availability.clone()));
+                }
+                parts.start_name_sources(&client, &availability, &remotes);
                 parts.warn_of_missing_namespaces(client.clone());
-                parts.start_controllers(&client, &availability, list_hints, check_dns);
+                parts.start_controllers(&client, &availability, remotes, list_hints, check_dns);
                 let source = parts.service_watcher(client, availability, list_hints, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
             }
             Self::Manifests { .. } => {
+                // In manifests no Service follows.
+                parts.metrics.followers.set_unread(Some(Vec::new()));
                 let source = parts.manifest_source();
                 let run = move |hostname_policy| ManifestSource { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the reading of manifests", run);
@@ -426,13 +442,16 @@ impl Parts {
             return;
         }
         let (store, selection) = (Arc::clone(&self.facts.store), Arc::clone(&self.selection));
-        let stop = self.stop.clone();
-        let search = async move {
+        self.spawn_until_stop(async move {
             store.known(Input::Services).await;
             let missing = missing_namespaces(client, &selection.namespaces).await;
             missing.iter().for_each(|warning| warn!("{warning}"));
-        };
-        self.tasks.spawn(async move { stop.run_until_cancelled(search).await.unwrap_or_default() });
+        });
+    }
+
+    fn spawn_until_stop(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move { stop.run_until_cancelled(task).await.unwrap_or_default() });
     }
 
     /// Starts what else watches a cluster, beside the load balancers and their external targets.
@@ -440,6 +459,7 @@ impl Parts {
         &mut self,
         client: &Client,
         availability: &ApiAvailability,
+        remotes: Remotes,
         hints: ListHints,
         check_dns: CheckDns,
     ) {
@@ -464,9 +484,31 @@ impl Parts {
             self.tasks.spawn(search);
             self.spawn_writer("the PrometheusRules", context, alerts::run);
         }
-        let context = self.stable_names(client.clone(), availability.clone(), hints, rules, check_dns);
+        let context =
+            self.stable_names(client.clone(), availability.clone(), remotes, hints, rules, check_dns);
         self.spawn_writer("the StableNames", context, stable_name::controller::run);
-        let context = self.name_sources(client.clone(), availability.clone());
+    }
+
+    /// Starts what reads the names in the home cluster and in the remote ones.
+    fn start_name_sources(&mut self, client: &Client, availability: &ApiAvailability, remotes: &Remotes) {
+        let home = self.name_watcher(None, client.clone(), availability.clone());
+        let mut watchers = vec![home];
+        for Remote { name, client, availability, identity, server } in remotes.all() {
+            info!("remote cluster {name}: API server {server}");
+            let watcher = NameWatcher {
+                // Nothing is written to a remote cluster, Events neither.
+                link_reporter: LinkReporter { recorder: Recorder::none(), ..self.link_reporter.clone() },
+                rewinds: RestoreCounter::default(),
+                ..self.name_watcher(Some(Arc::clone(name)), client.clone(), availability.clone())
+            };
+            self.spawn_until_stop(relist_at_new_address(identity.clone(), watcher.rewinds.clone()));
+            watchers.push(watcher);
+        }
+        let context = NameSources {
+            watchers: watchers.into(),
+            services: Arc::clone(&self.facts.unselected),
+            supervisor: Arc::clone(&self.metrics.supervisor),
+        };
         self.spawn_writer("the sources of names", context, name_sources::run);
     }
 
@@ -511,8 +553,14 @@ impl Parts {
         }
     }
 
-    fn name_sources(&self, client: Client, availability: ApiAvailability) -> NameSources {
-        let watcher = NameWatcher {
+    fn name_watcher(
+        &self,
+        cluster: Option<Arc<str>>,
+        client: Client,
+        availability: ApiAvailability,
+    ) -> NameWatcher {
+        NameWatcher {
+            cluster,
             client,
             availability,
             selection: Arc::clone(&self.selection),
@@ -521,14 +569,14 @@ impl Parts {
             link_reporter: self.link_reporter.clone(),
             staleness: Arc::clone(&self.metrics.staleness),
             rewinds: self.rewinds.clone(),
-        };
-        NameSources { watcher, supervisor: Arc::clone(&self.metrics.supervisor) }
+        }
     }
 
     fn stable_names(
         &self,
         client: Client,
         availability: ApiAvailability,
+        remotes: Remotes,
         hints: ListHints,
         rules: Arc<RuleRequests>,
         check_dns: CheckDns,
@@ -536,6 +584,7 @@ impl Parts {
         FailoverContext {
             client,
             availability,
+            remotes,
             list_hint: hints.stable_names,
             store: Arc::clone(&self.facts.store),
             selection: Arc::clone(&self.selection),
@@ -637,8 +686,8 @@ impl SyncSource {
         let stop = end.events_sent.clone();
         let Some(election_config) = election_config else {
             if let Some(lease) = flags.foreign_lease().filter(|_| writes) {
-                let guard =
-                    WriteGuard::new(client.clone(), lease, Arc::clone(&metrics.election), leader.clone());
+                let (metrics, readiness) = (Arc::clone(&metrics.election), Arc::clone(readiness));
+                let guard = WriteGuard::new(client.clone(), lease, metrics, leader.clone(), readiness);
                 let leadership = guard.leadership();
                 tasks.spawn(supervise(
                     "the look-out for other leaders",
@@ -672,11 +721,16 @@ impl SyncSource {
     }
 }
 
-/// Returns an empty store for these zones and this source.
-pub(super) fn store_for(zones: &[LinkZone], source: Option<&SyncSource>) -> Store {
+/// Returns the zones of links with the domains of remote clusters in them.
+pub(super) fn zones_with_remotes(zones: &[LinkZone], remotes: &[Arc<str>]) -> Vec<Zone> {
+    zones.iter().flat_map(|zone| Zone::from(zone).with_remotes(remotes)).collect()
+}
+
+/// Returns an empty store for these zones, remote clusters and this source.
+pub(super) fn store_for(zones: &[LinkZone], remotes: &[Arc<str>], source: Option<&SyncSource>) -> Store {
     let has_backend = source.is_some_and(|source| source.backend().is_some());
     let on_gone = if has_backend { OnGone::Kept } else { OnGone::Dropped };
-    let store = Store::new(on_gone).with_zones(zones);
+    let store = Store::new(on_gone).with_zones(zones_with_remotes(zones, remotes));
     if source.is_some_and(SyncSource::has_versions) {
         store.continue_at(0);
     }

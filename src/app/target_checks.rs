@@ -49,10 +49,10 @@ async fn check(
                 addresses.extend(found);
                 outcomes.push(CheckOutcome::Passed);
             }
-            (TargetOutcome::Failed(message), _) => outcomes.push(CheckOutcome::Failed(message)),
+            (TargetOutcome::Failed(message), _) => outcomes.push(CheckOutcome::Failed(about(host, message))),
             (TargetOutcome::NoAnswer(message), Some(upstream)) => {
                 unanswered.push(upstream);
-                outcomes.push(CheckOutcome::NoAnswer { upstream, message });
+                outcomes.push(CheckOutcome::NoAnswer { upstream, message: about(host, message) });
             }
             (TargetOutcome::NoAnswer(_), None) | (TargetOutcome::Inconclusive(_), _) => {}
         }
@@ -60,6 +60,11 @@ async fn check(
     let probes = unanswered.into_iter().map(|upstream| probe(checker, &name, upstream, timeout));
     answers.extend(join_all(probes).await.into_iter().flatten());
     TargetCheckResult { at, outcomes, addresses, answers, links }
+}
+
+/// Returns the message of a failed check. A response code alone doesn't tell which name gets it.
+fn about(host: &Hostname, message: String) -> String {
+    if message.contains(' ') { message } else { format!("{host} gets {message}") }
 }
 
 /// Queries the top-level domain of the name at an upstream that gave the check no answer. An answer shows that the
@@ -73,4 +78,16 @@ async fn probe(
     let other = name.trim_to(1);
     let answers = checker.is_answering(name, upstream, &other, timeout).await;
     answers.then(|| (upstream, Hostname::from(&other), Timestamp::now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn response_code_is_told_with_the_name_that_gets_it() {
+        let host = Hostname::from(&Name::from_ascii("a.example.com.").unwrap());
+        assert_eq!(about(&host, "SERVFAIL".to_owned()), "a.example.com gets SERVFAIL");
+        assert_eq!(about(&host, "no reply within 2s".to_owned()), "no reply within 2s");
+    }
 }

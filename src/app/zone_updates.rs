@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::sync_tasks::zones_with_remotes;
 use super::{names_of, note_of_free_zones};
 use crate::cli::flags::Flags;
 use crate::dns::server::corefile_source::CorefileZones;
@@ -22,10 +23,11 @@ pub(super) async fn run(
     mut zones: watch::Receiver<CorefileZones>,
     stop: CancellationToken,
 ) {
+    let remotes = flags.remote.names();
     let mut free = note_of_free_zones(&zones.borrow().links);
     while let Some(Ok(())) = stop.run_until_cancelled(zones.changed()).await {
         let zones = zones.borrow_and_update().clone();
-        let of_links: Vec<Zone> = zones.links.iter().map(Zone::from).collect();
+        let of_links = zones_with_remotes(&zones.links, &remotes);
         let note = note_of_free_zones(&zones.links);
         if note != free {
             note.iter().for_each(|note| info!("{note}"));

@@ -25,7 +25,7 @@ impl Flags {
             max_deletes: self.max_deletes.unwrap_or_default(),
             ip_targets: self.ip_targets,
             prune: self.prune,
-            instance: self.has_instance().then(|| self.instance()),
+            instance: self.named_instance(),
         }
     }
 
@@ -36,10 +36,11 @@ impl Flags {
         if self.finalizer { Duration::ZERO } else { self.delete_delay }
     }
 
-    /// Returns whether objects belong to an instance: files have no instance, and with `--sync off` objects of all
-    /// instances are read, unless one is named.
-    fn has_instance(&self) -> bool {
-        self.manifests.is_none() && (self.sync_mode() != SyncMode::Off || self.instance.is_some())
+    /// Returns the instance that objects belong to: files have none, and with `--sync off` objects of all instances are
+    /// read, unless one is named.
+    pub(super) fn named_instance(&self) -> Option<String> {
+        let has_instance = self.sync_mode() != SyncMode::Off || self.instance.is_some();
+        (self.manifests.is_none() && has_instance).then(|| self.instance())
     }
 
     /// Returns the flags with their effective values, for the user. Flags that a Corefile replaces are left out.
@@ -54,6 +55,8 @@ impl Flags {
         optional("--corefile", path(&self.corefile));
         optional("--kubeconfig", path(&self.kubeconfig));
         optional("--context", self.context.clone());
+        flags.extend(self.remote.effective());
+        let mut optional = |flag, value: Option<String>| flags.extend(value.map(|value| (flag, value)));
         optional("--snapshot", path(&self.snapshot));
         let max_age = self.snapshot.as_ref().map(|_| duration_text(self.snapshot_max_age));
         optional("--snapshot-max-age", max_age);
@@ -68,9 +71,7 @@ impl Flags {
         if self.manifests.is_none() || self.output.is_some() {
             flags.push(("--target-namespace", self.target_namespace.clone()));
         }
-        if self.has_instance() {
-            flags.push(("--instance", self.instance()));
-        }
+        flags.extend(self.named_instance().map(|instance| ("--instance", instance)));
         flags.extend([
             ("--sync", value_name(&self.sync_mode())),
             ("--on-delete", value_name(&self.on_delete)),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::dns::corefile::CorefileError;
 use crate::file_watcher::DirectoryError;
 use crate::sync::k8s::client::ClientError;
+use crate::sync::k8s::remotes::RemoteError;
 
 /// Flags that are valid one by one, but not in combination, or whose file can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,19 @@ pub enum ConfigError {
     ZoneTwice(String),
     #[error("--sources: {0} is given twice")]
     SourceTwice(String),
+    #[error("--remote: {number} clusters; there can be {max} at most")]
+    TooManyRemotes { number: usize, max: usize },
+    #[error("--remote {0} is given twice; each cluster needs a name of its own")]
+    RemoteTwice(String),
+    #[error("--remote {0}: it is the name of this cluster; change one of them, this one by --cluster-name")]
+    RemoteIsHome(String),
+    #[error("--hostname-namespaces {namespace}: there is no --remote {cluster}")]
+    UnknownRemote { namespace: String, cluster: String },
+    /// The cluster's domain would hide the zone's own records.
+    #[error(
+        "--remote {name}: the zone {zone} has its own records below {name}.{zone}; give the cluster another name, or the zone another apex"
+    )]
+    RemoteIsApex { name: String, zone: String },
     #[error("--listen {0} is given twice")]
     ListenTwice(SocketAddr),
     /// Leader-for-life is set without `POD_NAME` and `POD_NAMESPACE`.
@@ -83,6 +97,8 @@ pub enum InputError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Client(#[from] ClientError),
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     #[error("--{flag} {source}")]
     Directory {
         /// The flag that names the directory, without the hyphens.

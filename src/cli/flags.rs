@@ -16,6 +16,7 @@ use crate::cli::error::ConfigError;
 use crate::cli::http_listen::{HttpListen, http_listen, loopback_http_listen};
 use crate::cli::parsers::{delay, dns_label, instance, listen, load_balancer_class, max_deletes, zone};
 use crate::cli::policy_flags::HostnamePolicyFlags;
+use crate::cli::remote_flags::RemoteFlags;
 use crate::cli::upstream_flag::UpstreamSpec;
 use crate::dns::plugins::lb_linker::{LinkZone, OwnKubeconfig};
 use crate::dns::query_log::LineFormat;
@@ -93,6 +94,10 @@ pub struct Flags {
     /// Context of the kubeconfig [default: its current one]
     #[arg(long, value_name = "NAME", env = "LB_LINKER_CONTEXT", help_heading = "Cluster")]
     pub context: Option<String>,
+
+    /// Several clusters.
+    #[command(flatten)]
+    pub remote: RemoteFlags,
 
     /// File in which the links are kept, for DNS after a start without the API server: if the API server doesn't
     /// answer within 2 s, or answers 401, 403 or 5xx, DNS answers with the links of the file until the load balancers
@@ -413,6 +418,7 @@ impl Flags {
     /// each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.election_config()?;
+        self.remote.validate(&self.hostname_policy.hostname_namespaces)?;
         // With a Corefile, the flag isn't used.
         let zones = self.zones.iter().filter(|_| self.corefile.is_none());
         let mut conflicts = zones.filter_map(|zone| conflict(zone, &self.hostname_policy.cluster_domain));
@@ -465,6 +471,7 @@ impl Flags {
     /// # Errors
     /// If the zones conflict with the flags.
     pub fn check_zones(&self, zones: &[LinkZone]) -> Result<(), ConfigError> {
+        self.remote.check_zones(zones)?;
         self.check_tombstone(zones.first().map(|zone| &zone.origin))?;
         match zones.iter().find_map(|zone| zone.kubeconfig.as_ref()) {
             Some(named) if self.manifests.is_none() && !self.is_connection(named) => {
@@ -519,6 +526,7 @@ impl Flags {
             || self.election.leader_election.is_some()
             || self.sync.is_some_and(|mode| mode != SyncMode::Off)
             || self.instance.is_some()
+            || !self.remote.remotes.is_empty()
             || self.service_selector.is_some()
             || !self.load_balancer_classes.is_empty()
             || !self.watch_namespaces.is_empty()
@@ -546,16 +554,19 @@ impl Flags {
         }
     }
 
-    /// Returns these flags for a process that only reads: it neither writes nor takes part in an election.
+    /// Returns these flags for a process that only reads: it neither writes nor takes part in an election. Objects belong
+    /// to the same instance as without.
     #[must_use]
     pub fn read_only(self) -> Self {
-        Self { sync: Some(SyncMode::Off), output: None, ..self }
+        let instance = self.named_instance();
+        Self { sync: Some(SyncMode::Off), output: None, instance, ..self }
     }
 
     /// Returns the policy for requested hostnames and for targets, with these zones of links.
     #[must_use]
     pub fn hostname_policy(&self, zones: &CorefileZones) -> HostnamePolicy {
-        self.hostname_policy.hostname_policy(zones)
+        let home = self.remote.cluster_name.as_str().into();
+        HostnamePolicy { home, remotes: self.remote.names(), ..self.hostname_policy.hostname_policy(zones) }
     }
 }
 

@@ -11,6 +11,7 @@ use jiff::fmt::friendly::{Spacing, SpanPrinter};
 use crate::dns::message::arpa::is_reverse;
 use crate::dns::plugins::nets::unmapped;
 use crate::label_selector::is_label_key;
+use crate::model::clusters;
 use crate::model::hostname_policy::PREFIX;
 use crate::model::names;
 use crate::sync::external_target::deletion_budget::MaxDeletes;
@@ -106,6 +107,14 @@ pub(crate) fn annotation_prefix(text: &str) -> Result<String, &'static str> {
 /// Parses the name of a namespace, or `*` for all.
 pub(crate) fn namespace_or_all(text: &str) -> Result<String, &'static str> {
     if text == "*" { Ok(text.to_owned()) } else { dns_label(text) }
+}
+
+/// As [`namespace_or_all`], or a namespace of a remote cluster, or all of them, as in `west/shop` and `west/*`.
+pub(crate) fn namespaces_of_clusters(text: &str) -> Result<String, &'static str> {
+    let (cluster, namespace) = clusters::split(text);
+    cluster.map_or(Ok(String::new()), dns_label)?;
+    namespace_or_all(namespace)?;
+    Ok(text.to_owned())
 }
 
 pub(crate) fn max_deletes(text: &str) -> Result<MaxDeletes, &'static str> {

@@ -1,10 +1,12 @@
 //! The flags of the policies for names and targets.
 
+use std::sync::Arc;
+
 use clap::Args;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
-use super::parsers::{annotation, annotation_prefix, domain, namespace_or_all, net};
+use super::parsers::{annotation, annotation_prefix, domain, namespace_or_all, namespaces_of_clusters, net};
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::dns::server::corefile_source::CorefileZones;
 use crate::model::hostname::to_presentation;
@@ -39,13 +41,14 @@ pub struct HostnamePolicyFlags {
     )]
     pub annotation_prefixes: Vec<String>,
 
-    /// Namespaces whose load balancers may have any name in the zones, separated by commas, or "*" for all. Load
-    /// balancers of other namespaces may have names below `<namespace>.<zone>` [default: none]
+    /// Namespaces whose objects may have any name in the zones, separated by commas, or "*" for all; those of a remote
+    /// cluster as in west/shop or "west/*". Objects of other namespaces may have names below `<namespace>.<zone>`, in a
+    /// remote cluster below `<namespace>.<cluster>.<zone>` [default: none]
     #[arg(
         long,
         value_name = "NAMES",
         env = "LB_LINKER_HOSTNAME_NAMESPACES",
-        value_parser = namespace_or_all,
+        value_parser = namespaces_of_clusters,
         value_delimiter = ',',
         help_heading = "Names and targets"
     )]
@@ -146,6 +149,8 @@ impl HostnamePolicyFlags {
             hostname_annotations: self.hostname_annotations.clone(),
             annotation_prefixes: self.annotation_prefixes.clone(),
             hostname_namespaces: self.hostname_namespaces.iter().cloned().collect(),
+            home: Arc::default(),
+            remotes: Arc::default(),
         }
     }
 

@@ -67,11 +67,14 @@ pub struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// Returns the links that a filter selects, ordered by namespace and name.
+    /// Returns the links that a filter selects, ordered by namespace and name; those of remote clusters are the last.
     #[must_use]
     pub fn views(&self, filter: &LinkFilter) -> Vec<LinkView> {
         let problems = self.name_problems();
-        selected(&self.store, filter).iter().map(|link| self.view(link, &problems)).collect()
+        let mut views: Vec<LinkView> =
+            selected(&self.store, filter).iter().map(|link| self.view(link, &problems)).collect();
+        views.extend(self.remote_views(filter, &problems));
+        views
     }
 
     pub(super) fn name_problems(&self) -> NameProblems {
@@ -92,7 +95,7 @@ impl LinkFacts {
     /// Returns the uids of the Services that can't be read any more, and why.
     fn unread_services(&self) -> HashMap<Uid, Arc<str>> {
         let Some(lists) = self.findings.readiness.load_balancers.load_full() else { return HashMap::new() };
-        let note = |key: &ServiceKey| lists.note_for(key).cloned();
+        let note = |key: &ServiceKey| lists.note_for(key).filter(|_| key.cluster().is_none()).cloned();
         let links = self.store.links();
         let services = links.iter().filter_map(Link::service_link);
         let notes = services.filter_map(|service| Some((service.uid.clone(), note(&service.key)?)));

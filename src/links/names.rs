@@ -158,7 +158,7 @@ impl LinkFacts {
     }
 
     /// Returns the state of a name of an owner that isn't a load balancer, and why it isn't `Ready`.
-    fn state_of_name(
+    pub(super) fn state_of_name(
         &self,
         owner: &Owner,
         link: &Arc<Link>,

@@ -4,6 +4,18 @@ use hickory_proto::rr::Name;
 
 use super::hostname::to_presentation;
 
+/// The labels below the cluster's domain that the names of its Services and Pods end in.
+const SERVICES_AND_PODS: [&str; 2] = ["svc", "pod"];
+
+/// Returns the domains that only have names of the cluster: its domain, or below the root those of Services and Pods.
+#[must_use]
+pub fn own_domains(cluster_domain: &Name) -> Vec<Name> {
+    if cluster_domain.num_labels() > 0 {
+        return vec![cluster_domain.clone()];
+    }
+    SERVICES_AND_PODS.iter().filter_map(|label| domain_name(label)).collect()
+}
+
 /// Returns what a zone and a domain have in common, as a verb: the zone "equals", "holds" or "lies in" the domain. `None`
 /// if no name is in both.
 #[must_use]
@@ -63,6 +75,7 @@ mod tests {
             assert_eq!(conflict(&names[0], &names[1]).is_some(), expected.is_some(), "{zone}");
         }
         let unknown = domain_name("").unwrap();
+        assert_eq!(own_domains(&unknown), ["svc", "pod"].map(|label| domain_name(label).unwrap()));
         assert_eq!(conflict(&domain_name("lb.internal").unwrap(), &unknown), None);
     }
 }

@@ -8,11 +8,11 @@ use hickory_proto::rr::Name;
 
 use super::rejection::{ListEntries, MAX_ENTRIES, MAX_ENTRY_BYTES, RejectedField, Rejection};
 use crate::model::hostname::to_presentation;
-use crate::model::names;
 pub use crate::model::names::in_stored_form;
 use crate::model::owner::Zone;
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
+use crate::model::{clusters, names};
 
 /// The prefix of all annotations of lb-linker.
 pub const PREFIX: &str = "linker.hsj.com/";
@@ -38,8 +38,13 @@ pub struct HostnamePolicy {
     pub hostname_annotations: Vec<String>,
     /// Prefixes of annotations that count as those with our prefix do, behind them; each ends with `/`.
     pub annotation_prefixes: Vec<String>,
-    /// The namespaces in which Services may request any name in the zones; `*` for all.
+    /// The namespaces in which Services may request any name in the zones; `*` for all, and `west/*` for all of a remote
+    /// cluster.
     pub hostname_namespaces: BTreeSet<String>,
+    /// The name of the home cluster, with which objects of remote clusters name its namespaces.
+    pub home: Arc<str>,
+    /// The names of the remote clusters. Below each zone the label is reserved for the cluster's objects.
+    pub remotes: Arc<[Arc<str>]>,
 }
 
 /// The names that an object asks for in one of its fields.
@@ -240,9 +245,10 @@ impl HostnamePolicy {
             return false;
         }
         let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
-        let own =
-            [format!("{}.{}", key.name(), key.namespace()), names::dashed_label(key.namespace(), key.name())];
-        self.targets.zones.iter().filter_map(below).any(|name| own.iter().any(|own| own == name))
+        let (namespace, service) = key.parts();
+        let dashed = key.cluster().is_none().then(|| names::dashed_label(namespace, service));
+        let own = [Some(format!("{service}.{}", clusters::domain_of(namespace))), dashed];
+        self.targets.zones.iter().filter_map(below).any(|name| own.iter().flatten().any(|own| own == name))
     }
 
     /// Returns those of `hostnames` that a Service of the namespace may still have.
@@ -255,9 +261,17 @@ impl HostnamePolicy {
     #[must_use]
     pub fn is_granted_to_any(&self, name: &str) -> bool {
         let below = |zone| name.strip_suffix(&*to_presentation(zone))?.strip_suffix('.');
-        let own = self.targets.zones.iter().find_map(below).and_then(|below| below.rsplit('.').next());
-        let free = self.hostname_namespaces.iter().map(String::as_str);
-        own.into_iter().chain(free).any(|namespace| self.check_granted(namespace, name).is_ok())
+        let mut labels = self.targets.zones.iter().find_map(below).unwrap_or_default().rsplit('.');
+        let own = labels.next().map(|top| match self.is_remote(top) {
+            true => clusters::in_cluster(Some(top), labels.next().unwrap_or_default()).into_owned(),
+            false => top.to_owned(),
+        });
+        let free = self.hostname_namespaces.iter().cloned();
+        own.into_iter().chain(free).any(|namespace| self.check_granted(&namespace, name).is_ok())
+    }
+
+    fn is_remote(&self, label: &str) -> bool {
+        self.remotes.iter().any(|cluster| **cluster == *label)
     }
 
     /// Checks whether an object of the namespace may have a name, given in lower case, in a zone that has its source.
@@ -308,13 +322,21 @@ impl HostnamePolicy {
         if let Some(top) = labels.last().filter(|top| self.is_reserved(top)) {
             return Err(format!("{top}.{zone}, with all names below it, is reserved"));
         }
-        let own = labels.len() >= 2 && labels.last() == Some(&namespace);
-        let anywhere = ["*", namespace].iter().any(|allowed| self.hostname_namespaces.contains(*allowed));
-        if own || anywhere {
+        let cluster = clusters::cluster_of(namespace);
+        if let Some(top) = labels.last().filter(|top| self.is_remote(top) && cluster != Some(**top)) {
+            return Err(format!("{top}.{zone}, with all names below it, is reserved for cluster {top}"));
+        }
+        let domain = clusters::domain_of(namespace);
+        let own = below.strip_suffix(&*domain).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'));
+        let anywhere = self.hostname_namespaces.iter().any(|allowed| clusters::means(allowed, namespace));
+        // The domain of the cluster itself exists without an owner.
+        if own || anywhere && cluster != Some(below) {
             Ok(below)
         } else {
             Err(format!(
-                "namespace {namespace} may have names below {namespace}.{zone} only, unless --hostname-namespaces lists it"
+                "{} may have names below {domain}.{zone} only, unless --hostname-namespaces lists {}",
+                clusters::in_words(namespace),
+                if cluster.is_some() { namespace } else { "it" }
             ))
         }
     }
@@ -377,6 +399,43 @@ mod tests {
             asked(&hostname_policy(), &json!({HOSTNAME: own})),
             (vec![], vec![]),
             "default names need no request"
+        );
+    }
+
+    #[test]
+    fn clusters_have_domains_of_their_own() {
+        let policy = HostnamePolicy {
+            remotes: ["west".into(), "east".into()].into(),
+            hostname_namespaces: ["free", "west/free", "east/*"].map(str::to_owned).into(),
+            ..hostname_policy()
+        };
+        for (namespace, name, expected) in [
+            ("west/shop", "a.shop.west.lb.internal", true),
+            ("west/shop", "*.shop.west.other.example", true),
+            ("west/shop", "shop.west.lb.internal", false),
+            ("west/shop", "a.other.west.lb.internal", false),
+            ("west/shop", "a.shop.lb.internal", false),
+            ("west/shop", "a.shop.east.lb.internal", false),
+            ("west/free", "a.lb.internal", true),
+            ("west/free", "a.shop.lb.internal", true),
+            ("west/free", "*.west.lb.internal", true),
+            ("west/free", "west.lb.internal", false),
+            ("west/free", "a.free.east.lb.internal", false),
+            ("west/free", "a.dns.lb.internal", false),
+            ("east/any", "a.lb.internal", true),
+            ("free", "a.lb.internal", true),
+            ("free", "a.shop.west.lb.internal", false),
+            ("free", "west.lb.internal", false),
+            ("west", "a.west.lb.internal", false),
+            ("shop", "a.shop.lb.internal", true),
+        ] {
+            let granted = policy.check_granted(namespace, name);
+            assert_eq!(granted.is_ok(), expected, "{namespace} {name}: {granted:?}");
+        }
+        assert!(policy.is_granted_to_any("a.shop.west.lb.internal"));
+        assert!(
+            !HostnamePolicy { hostname_namespaces: BTreeSet::new(), ..policy }
+                .is_granted_to_any("west.lb.internal")
         );
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::model::clusters;
 use crate::model::hostname::Hostname;
 use crate::model::link_override::OverriddenLink;
 use crate::model::names;
@@ -108,7 +109,7 @@ impl Annotations {
     /// Returns whether Services of another namespace may refer to this one.
     #[must_use]
     pub fn allows(&self, namespace: &str) -> bool {
-        self.allow_from.iter().any(|allowed| &**allowed == "*" || **allowed == *namespace)
+        self.allow_from.iter().any(|allowed| clusters::means(allowed, namespace))
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 
-use crate::model::names;
 use crate::model::service_key::ServiceKey;
+use crate::model::{clusters, names};
 
 /// Where owners come from: objects of one kind in one cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,6 +44,24 @@ impl Source {
         if self == Self::INTERNAL { Self::SERVICES } else { self }
     }
 
+    /// Returns the source of the same kind in the cluster of a namespace.
+    #[must_use]
+    pub fn in_cluster_of(self, namespace: &str) -> Self {
+        Self { cluster: clusters::cluster_of(namespace).map(Into::into), ..self }
+    }
+
+    /// Returns whether the source is one of this kind, in any cluster.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+
+    /// Returns ` of cluster west`, or nothing for the home cluster.
+    #[must_use]
+    pub fn place(&self) -> String {
+        self.cluster.as_ref().map(|cluster| format!(" of cluster {cluster}")).unwrap_or_default()
+    }
+
     /// Returns the source that reads the objects of this one.
     #[must_use]
     pub fn general(&self) -> Self {
@@ -65,7 +83,7 @@ impl Source {
         self.kind.to_ascii_lowercase()
     }
 
-    /// Returns the key of what is behind the names of an object, which no Service has.
+    /// Returns the key of what is behind the names of an object. Only that of a Service has no dot.
     #[must_use]
     pub fn target_key(&self, object: &ServiceKey) -> ServiceKey {
         let (namespace, name) = object.parts();
@@ -75,10 +93,13 @@ impl Source {
     /// Returns whether a target's key is one of this source, which a zone lists.
     #[must_use]
     pub fn has_target(&self, key: &ServiceKey) -> bool {
+        if self.cluster.as_deref() != key.cluster() {
+            return false;
+        }
         let word = key.name().rsplit_once('.').map(|(_, word)| word);
         match word.filter(|word| !Self::INTERNAL.kind.eq_ignore_ascii_case(word)) {
-            None => *self == Self::SERVICES,
-            Some(word) => *self != Self::SERVICES && self.general().kind.eq_ignore_ascii_case(word),
+            None => self.is_like(&Self::SERVICES),
+            Some(word) => !self.is_like(&Self::SERVICES) && self.general().kind.eq_ignore_ascii_case(word),
         }
     }
 }
@@ -125,9 +146,7 @@ impl Ord for Owner {
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Source { cluster, kind } = &self.source;
-        write!(f, "{kind} {}", self.key)?;
-        cluster.as_ref().map_or(Ok(()), |cluster| write!(f, " of cluster {cluster}"))
+        write!(f, "{} {}", self.source.kind, self.key)
     }
 }
 
@@ -157,7 +176,8 @@ pub fn object_of_target(key: &ServiceKey) -> String {
                 "tlsroute" => "TLSRoute",
                 _ => "HTTPRoute",
             };
-            format!("{kind} {}/{}", part(), part())
+            let (namespace, route) = (part(), part());
+            format!("{kind} {}/{route}", clusters::in_cluster(key.cluster(), namespace))
         }
         None => format!("a route at Gateway {namespace}/{object}"),
     }
@@ -182,6 +202,8 @@ pub struct Zone {
     /// The label below the origin that is reserved for the zone itself, with all names below it; empty if it isn't known.
     /// In a zone of *k8s_gateway* a name of one label or more: that of the primary name server.
     pub apex: Box<str>,
+    /// The remote cluster whose domain this is, below a zone; `None` for the zone itself.
+    pub cluster: Option<Arc<str>>,
     /// The sources in their order. Other sources have no names in the zone.
     pub sources: Vec<Source>,
     /// The classes of the Ingresses with names in the zone; empty for all.
@@ -209,6 +231,7 @@ impl From<&Name> for Zone {
         Self {
             origin,
             apex: Box::default(),
+            cluster: None,
             sources: vec![Source::SERVICES],
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
@@ -218,6 +241,30 @@ impl From<&Name> for Zone {
 }
 
 impl Zone {
+    /// Returns the zone with the names that objects of remote clusters may have outside of their clusters' domains, and the
+    /// domain `<name>.<zone>` of each cluster, which has the same sources. A zone of *k8s_gateway* has names of the home
+    /// cluster alone.
+    #[must_use]
+    pub fn with_remotes(mut self, remotes: &[Arc<str>]) -> Vec<Self> {
+        if self.k8s_gateway.is_some() {
+            return vec![self];
+        }
+        let own = self.sources.clone();
+        let mut domains = Vec::new();
+        for cluster in remotes {
+            let sources: Vec<Source> = own
+                .iter()
+                .map(|source| Source { cluster: Some(Arc::clone(cluster)), ..source.clone() })
+                .collect();
+            self.sources.extend(sources.iter().cloned());
+            let Some(label) = names::wire([cluster.as_bytes()]) else { continue };
+            let origin = [&label, &*self.origin].concat().into();
+            let (apex, cluster) = (Box::default(), Some(Arc::clone(cluster)));
+            domains.push(Self { origin, apex, cluster, sources, ..self.clone() });
+        }
+        std::iter::once(self).chain(domains).collect()
+    }
+
     /// Returns the closest of these zones that contains a name in wire form.
     #[must_use]
     pub fn closest<'a>(zones: &'a [Self], name: &[u8]) -> Option<&'a Self> {
@@ -282,9 +329,9 @@ impl Zone {
     /// Returns the classes of the objects of a source with names in the zone; empty for all.
     #[must_use]
     pub fn classes_of(&self, source: &Source) -> &[Box<str>] {
-        if *source == Source::INGRESSES {
+        if source.is_like(&Source::INGRESSES) {
             &self.ingress_classes
-        } else if *source == Source::GATEWAYS {
+        } else if source.is_like(&Source::GATEWAYS) {
             &self.gateway_classes
         } else {
             &[]
@@ -298,12 +345,16 @@ impl Zone {
         self.sources.iter().position(|listed| listed.has_names_of(source)) < of_target
     }
 
-    /// Returns whether no link has a name here; `below` is the part of the name below the origin.
+    /// Returns whether no object of the zone's cluster has a name here; `below` is the part of the name below the origin.
     #[must_use]
     pub fn reserves(&self, below: &[u8]) -> bool {
+        if self.cluster.is_some() {
+            return below.is_empty();
+        }
         let Some(top) = names::labels(below).last() else { return true };
         let Some(K8sGateway { secondary, .. }) = &self.k8s_gateway else {
-            return names::is_reserved(top, self.apex.as_bytes());
+            let of_remote = |source: &Source| source.cluster.as_ref().is_some_and(|it| it.as_bytes() == top);
+            return names::is_reserved(top, self.apex.as_bytes()) || self.sources.iter().any(of_remote);
         };
         let mut servers =
             std::iter::once(&self.apex).chain(secondary).filter_map(|name| names::wire_of(name));

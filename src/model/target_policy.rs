@@ -12,6 +12,7 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
 
+use crate::model::clusters;
 use crate::model::hostname::to_presentation;
 use crate::model::link::{Link, Target};
 use crate::model::owner::{self, Source};
@@ -115,7 +116,9 @@ impl TargetPolicy {
             }
             // The link may come later: a name below `<namespace>.<zone>` belongs to the namespace.
             None if is_below(host, zone, namespace) => Ok(()),
-            None => Err(Denied::NoOwner(format!("{namespace}.{}", to_presentation(zone)))),
+            None => {
+                Err(Denied::NoOwner(format!("{}.{}", clusters::domain_of(namespace), to_presentation(zone))))
+            }
         }
     }
 
@@ -212,14 +215,23 @@ fn closed_to(owner: &ServiceKey, namespace: &str) -> String {
     if Source::DNS_ENDPOINTS.has_target(owner) {
         return format!("{object}, to which no other namespace may refer");
     }
-    format!("{object}, whose annotation linker.hsj.com/allow-from doesn't list namespace {namespace}")
+    let (cluster, plain) = clusters::split(namespace);
+    let namespace = match (cluster, owner.cluster()) {
+        (None, Some(_)) => format!("namespace {plain} of the home cluster"),
+        (cluster, of_owner) if cluster == of_owner => format!("namespace {plain}"),
+        _ => clusters::in_words(namespace),
+    };
+    format!("{object}, whose annotation linker.hsj.com/allow-from doesn't list {namespace}")
 }
 
-/// Returns whether a name in `zone` lies below `<namespace>.<zone>`.
+/// Returns whether a name in `zone` lies below `<namespace>.<zone>`; in a remote cluster below
+/// `<namespace>.<cluster>.<zone>`.
 fn is_below(host: &Name, zone: &Name, namespace: &str) -> bool {
     let below = host.iter().count() - zone.iter().count();
-    below >= 2
-        && host.iter().nth(below - 1).is_some_and(|label| label.eq_ignore_ascii_case(namespace.as_bytes()))
+    let (cluster, plain) = clusters::split(namespace);
+    let domain: Vec<&str> = std::iter::once(plain).chain(cluster).collect();
+    let labels = host.iter().take(below).skip(below.saturating_sub(domain.len()));
+    below > domain.len() && labels.zip(domain).all(|(label, own)| label.eq_ignore_ascii_case(own.as_bytes()))
 }
 
 #[cfg(test)]

@@ -93,19 +93,15 @@ fn refusal(error: &CertificateError) -> String {
 /// Returns why an own certificate with its key can't be used.
 #[must_use]
 pub fn of_own(error: &Error) -> String {
-    of_version(error).map_or_else(|| sentence(&error.to_string()).to_string(), ToOwned::to_owned)
-}
-
-/// Returns a clause about an own certificate of another version than 3; `None` for other errors.
-#[must_use]
-pub fn of_version(error: &Error) -> Option<&'static str> {
-    match error {
-        Error::InvalidCertificate(CertificateError::Other(error)) if error.to_string() == VERSION => Some(
+    let text = match error {
+        Error::InvalidCertificate(CertificateError::Other(error)) if error.to_string() == VERSION => {
             "the certificate isn't of X.509 version 3: give one of this version, which `openssl x509 -req` makes with \
-             -extfile",
-        ),
-        _ => None,
-    }
+             -extfile"
+        }
+        Error::InconsistentKeys(_) => "the key isn't that of the certificate",
+        error => return sentence(&error.to_string()).to_string(),
+    };
+    text.to_owned()
 }
 
 /// webpki's name of the error about a certificate of another version than 3.

@@ -137,6 +137,7 @@ pub(super) fn zone(RecordedZone { origin, ingress_classes, gateway_classes }: &R
     Zone {
         origin: names::wire_of(origin).unwrap_or_default().into(),
         apex: Box::default(),
+        cluster: None,
         sources: Vec::new(),
         ingress_classes: classes(ingress_classes),
         gateway_classes: classes(gateway_classes),

@@ -55,7 +55,7 @@ pub fn restore(
     let granted = |link: &SavedLink| {
         let names = link.hostnames.iter().filter(|name| !lacks_hostnames || !name.starts_with("*."));
         let names: Vec<Arc<str>> = names.map(|name| Arc::from(&**name)).collect();
-        if owner(link).source == Source::GATEWAYS {
+        if owner(link).source.is_like(&Source::GATEWAYS) {
             // The namespace is that of a Gateway; those of its routes aren't in the snapshot.
             return names.into_iter().filter(|name| policy.is_granted_to_any(name)).collect();
         }

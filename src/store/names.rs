@@ -42,6 +42,10 @@ pub(super) struct Names {
     recorded_owners: HashMap<Arc<str>, SmallVec<[OwnerId; 1]>>,
     /// The newest resourceVersion that the present writer has applied.
     pub(super) version: Option<u64>,
+    /// The remote cluster of that resourceVersion; `None` for the home cluster.
+    pub(super) cluster: Option<Arc<str>>,
+    /// The newest resourceVersion of each cluster.
+    versions: HashMap<Option<Arc<str>>, u64>,
     /// The changes that the present writer has made. They are sent at its end, because each send wakes the subscribers of
     /// the feed.
     pub(super) changes: Vec<LinkChange>,
@@ -77,7 +81,25 @@ pub(super) struct OwnerChange {
     pub(super) to: Option<OwnerId>,
 }
 
+/// The limit of a resourceVersion that counts: no revision of etcd comes near it, and a sum can't overflow.
+const MAX_VERSION: u64 = 1 << 56;
+
 impl Names {
+    /// Takes the resourceVersion of the present writer. Returns the sum of the newest ones of all clusters.
+    pub(super) fn take_version(&mut self) -> Option<u64> {
+        let cluster = self.cluster.take();
+        let version = self.version.take()?.min(MAX_VERSION);
+        let newest = self.versions.entry(cluster).or_default();
+        *newest = version.max(*newest);
+        Some(self.versions.values().sum())
+    }
+
+    /// Continues with an earlier resourceVersion of the home cluster. Returns the sum, as [`Self::take_version`] does.
+    pub(super) fn restart_version(&mut self, version: u64) -> u64 {
+        self.versions.insert(None, version.min(MAX_VERSION));
+        self.versions.values().sum()
+    }
+
     /// Records the custom hostnames that an owner asks for; none if the owner is removed. `place` returns the place of the
     /// owner's source for a hostname in wire form, if the source may have the hostname. Returns the changes.
     pub(super) fn request(
@@ -114,20 +136,19 @@ impl Names {
         })
     }
 
-    /// Returns the custom hostnames that an owner asks for, may have, and doesn't hold.
-    pub(super) fn lost_by(&self, owner: OwnerId) -> Vec<Arc<str>> {
+    /// Returns the custom hostnames that an owner asks for and doesn't get: it may have them and doesn't hold them, or it
+    /// holds them and they aren't free.
+    pub(super) fn lost_by(
+        &self,
+        owner: OwnerId,
+        is_free: impl Fn(&str) -> bool,
+    ) -> impl Iterator<Item = &Arc<str>> {
         let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);
-        let lost = requested.filter(|(name, place)| place.is_some() && self.holder(name) != Some(owner));
-        lost.map(|(name, _)| Arc::clone(name)).collect()
-    }
-
-    /// Returns whether an owner asks for a custom hostname that another owner holds, or holds one that isn't free.
-    pub(super) fn loses(&self, owner: OwnerId, is_free: impl Fn(&str) -> bool) -> bool {
-        let requested = self.requests.get(&owner).into_iter().flat_map(|requested| &requested.names);
-        requested.into_iter().any(|(name, place)| match self.holder(name) {
+        let lost = requested.filter(move |(name, place)| match self.holder(name) {
             Some(holder) if holder == owner => !is_free(name),
             _ => place.is_some(),
-        })
+        });
+        lost.map(|(name, _)| name)
     }
 
     /// Returns the custom hostnames that an owner asks for and holds.

@@ -59,6 +59,13 @@ impl Store {
         self.end_fallback();
     }
 
+    /// Waits until all objects of a source are known.
+    pub async fn source_listed(&self, source: &Source) {
+        let mut listed = self.listed.subscribe();
+        // The sender lives as long as `self`: waiting can't fail.
+        let _ = listed.wait_for(|listed| listed.now.contains_key(source)).await;
+    }
+
     /// Forgets all names of a source that isn't read any more.
     pub fn forget_source(&self, source: &Source) {
         self.listed.send_modify(|listed| listed.end(source));
@@ -69,8 +76,9 @@ impl Store {
         }
     }
 
-    /// Returns a source of a zone whose names aren't all known. The load balancers aren't among these sources. During a
-    /// reload nothing is missing for the blocks before, if nothing was missing for the zone as it was.
+    /// Returns a source of a zone whose names aren't all known. The load balancers aren't among these sources, and those of
+    /// remote clusters only in the domains of their clusters. During a reload nothing is missing for the blocks before, if
+    /// nothing was missing for the zone as it was.
     #[must_use]
     pub fn unlisted_source<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
         if zone.sources.iter().all(|source| *source == Source::SERVICES) {
@@ -86,17 +94,27 @@ impl Store {
         is_known: impl Fn(&Listed, &Source) -> bool,
     ) -> Option<&'a Source> {
         let listed = self.listed.borrow();
-        let mut others = zone.sources.iter().filter(|source| **source != Source::SERVICES);
+        let counts = |source: &&Source| **source != Source::SERVICES && source.cluster == zone.cluster;
+        let mut others = zone.sources.iter().filter(counts);
         others.find(|source| {
             let read = source.general();
             !has(&listed.now, &read, zone) && !is_known(&listed, &read)
         })
     }
 
-    /// Returns whether all sources of these zones, which may not be in force yet, are listed.
+    /// Returns whether all sources of these zones, which may not be in force yet, are listed, apart from remote clusters.
     #[must_use]
     pub fn has_listed(&self, zones: &[Zone]) -> bool {
-        zones.iter().all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
+        let mut own = zones.iter().filter(|zone| zone.cluster.is_none());
+        own.all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
+    }
+
+    /// Waits until the objects of all remote clusters are listed.
+    pub async fn remotes_listed(&self) {
+        let (mut listed, zones) = (self.listed.subscribe(), self.zones());
+        let is_listed = |zone: &Zone| zone.cluster.is_none() || self.unlisted_source(zone).is_none();
+        // The sender lives as long as `self`: waiting can't fail.
+        while !zones.iter().all(is_listed) && listed.changed().await.is_ok() {}
     }
 
     /// Waits until the load balancers are known, and the other sources of all zones are listed.
@@ -120,21 +138,24 @@ impl Store {
     /// Returns the names that an owner asks for in the zones of its source, and that belong to other owners.
     #[must_use]
     pub fn lost_names(&self, owner: &Owner) -> Vec<Arc<str>> {
-        let all = self.write();
-        let Some((id, Some(_))) = self.owners.find(owner) else { return Vec::new() };
-        let mut lost = all.lost_by(id);
-        let is_taken = |name: &Arc<str>| names::wire_of(name).is_some_and(|wire| !self.is_free(&wire));
-        lost.extend(all.hostnames_of(id).into_iter().filter(is_taken));
-        lost
+        self.with_lost_names(owner, |lost| lost.cloned().collect())
     }
 
     /// Returns whether [`Self::lost_names`] has a name.
     #[must_use]
     pub fn has_lost_names(&self, owner: &Owner) -> bool {
+        self.with_lost_names(owner, |lost| lost.next().is_some())
+    }
+
+    fn with_lost_names<T: Default>(
+        &self,
+        owner: &Owner,
+        of: impl FnOnce(&mut dyn Iterator<Item = &Arc<str>>) -> T,
+    ) -> T {
         let all = self.write();
-        let Some((id, Some(_))) = self.owners.find(owner) else { return false };
+        let Some((id, Some(_))) = self.owners.find(owner) else { return T::default() };
         let is_free = |name: &str| names::wire_of(name).is_some_and(|wire| self.is_free(&wire));
-        all.loses(id, is_free)
+        of(&mut all.lost_by(id, is_free))
     }
 
     /// Returns whether something is behind the names of an owner.

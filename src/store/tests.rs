@@ -524,6 +524,28 @@ fn serial_is_the_newest_version_and_never_decreases() {
 }
 
 #[test]
+fn serial_is_the_sum_of_the_newest_versions_of_all_clusters() {
+    let store = Store::new(OnGone::Kept);
+    store.continue_at(100);
+    store.set_known(Input::Services);
+    let observe = |cluster: Option<&str>, name: &str, version: u64| {
+        let source = Source { cluster: cluster.map(Into::into), ..Source::INGRESSES };
+        store.observe_all(&source, [(ServiceKey::new("a", name), None)], Some(version));
+        store.serial()
+    };
+    assert_eq!(observe(Some("west"), "x", 1000), 1100);
+    assert_eq!(observe(None, "x", 150), 1150);
+    assert_eq!(observe(Some("east"), "x", 7), 1157);
+    assert_eq!(observe(Some("west"), "x", 900), 1157, "an older version of one cluster");
+    assert_eq!(observe(Some("west"), "x", 1001), 1158);
+    // etcd of the home cluster is restored.
+    store.continue_at(20);
+    assert_eq!(store.serial(), 1159);
+    assert_eq!(observe(Some("east"), "x", u64::MAX), 20 + 1001 + (1 << 56));
+    assert_eq!(observe(Some("west"), "x", u64::MAX), 20 + 2 * (1 << 56));
+}
+
+#[test]
 fn serial_follows_versions_of_owners_of_other_kinds() {
     let key = ServiceKey::new("a", "b");
     let source = |cluster: Option<&str>| Source { kind: "Ingress".into(), cluster: cluster.map(Arc::from) };

@@ -12,7 +12,7 @@ use super::owners::OwnerId;
 use super::{Input, Lookup, OnGone, Store};
 use crate::model::link::{Link, LinkChange, ObservedService};
 use crate::model::names;
-use crate::model::owner::{Claims, Owner, Zone};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 
 impl Store {
@@ -61,20 +61,22 @@ impl Store {
             return;
         }
         let mut names = self.write();
-        names.version = resource_version;
+        (names.version, names.cluster) = (resource_version, owner.source.cluster.clone());
         self.observe_other(&mut names, owner, claims, target);
     }
 
-    /// Records what owners that aren't Services ask for and what is behind their names, as [`Self::observe`] does, with one
-    /// lock; without a target the owner is gone.
+    /// Records what owners of a source, which isn't that of the Services, ask for and what is behind their names, as
+    /// [`Self::observe`] does, with one lock; without a target the owner is gone.
     pub fn observe_all(
         &self,
-        all: impl IntoIterator<Item = (Owner, Option<(Claims, Arc<Link>)>)>,
+        source: &Source,
+        all: impl IntoIterator<Item = (ServiceKey, Option<(Claims, Arc<Link>)>)>,
         resource_version: Option<u64>,
     ) {
         let mut names = self.write();
-        names.version = resource_version;
-        for (owner, now) in all {
+        (names.version, names.cluster) = (resource_version, source.cluster.clone());
+        for (key, now) in all {
+            let owner = Owner { source: source.clone(), key };
             match now {
                 Some((claims, target)) => self.observe_other(&mut names, &owner, &claims, &target),
                 None if self.has(&owner) => drop(self.remove(&mut names, owner)),
@@ -232,10 +234,11 @@ impl Store {
     /// change, until the resourceVersions exceed it. A new store begins with this one. From here on the serial is never
     /// derived from the clock.
     pub fn continue_at(&self, resource_version: u64) {
-        let _writer = self.write();
+        let mut names = self.write();
         self.has_versions.store(true, Ordering::Relaxed);
+        let sum = names.restart_version(resource_version);
         let next = match self.serial.load(Ordering::Relaxed) {
-            0 => resource_version,
+            0 => sum,
             last => last + 1,
         };
         self.serial.store(next, Ordering::Relaxed);

@@ -14,7 +14,8 @@ use super::platform::{
 };
 use super::zone_blocks::{Blocks, cluster_dns, stub_domains};
 use crate::dns::corefile::CorefileError;
-use crate::model::cluster_domain::{domain_name, overlap};
+use crate::model::cluster_domain::{domain_name, overlap, own_domains};
+use crate::model::hostname::to_presentation;
 
 /// The key of lb-linker's blocks in [`COREDNS_CUSTOM`].
 pub const SERVER_KEY: &str = "lb-linker.server";
@@ -331,14 +332,16 @@ pub fn kubernetes_conflict(dns: &ClusterDns, zones: &[String], needs_all: bool) 
         );
         error.to_string()
     });
+    let known = domains.iter().filter(|domain| domain.is_known());
+    let known = known.filter_map(|domain| Some((domain, own_domains(&domain_name(&domain.zone)?))));
+    let own: Vec<_> = known.flat_map(|(domain, own)| own.into_iter().map(move |own| (domain, own))).collect();
     let conflict = zones.iter().find_map(|zone| {
-        // The cluster's own names lie somewhere below the root.
-        domains.iter().filter(|domain| domain.is_known() && !domain.zone.is_empty()).find_map(|domain| {
-            let verb = overlap(&domain_name(zone)?, &domain_name(&domain.zone)?)?;
+        own.iter().find_map(|(domain, own)| {
+            let verb = overlap(&domain_name(zone)?, own)?;
             let error = domain.position.error(format!(
                 "the plugin kubernetes answers for {} here; --zone {zone} {verb} it, and would hide names of the cluster: \
                  give a zone outside of it",
-                domain.zone
+                to_presentation(own)
             ));
             Some(error.to_string())
         })

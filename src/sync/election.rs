@@ -28,7 +28,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::k8s::errors::{
-    ApiAvailability, ThrottledLog, WARN_OF_REFUSAL_AFTER, describe, is_unreachable, retry_after, root_cause,
+    ApiAvailability, ThrottledLog, WARN_OF_REFUSAL_AFTER, describe, is_unreachable, no_answer, retry_after,
+    root_cause,
 };
 use super::k8s::forbidden::LastingRefusal;
 use super::k8s::labels::FIELD_MANAGER;
@@ -479,7 +480,9 @@ impl<'a> LeaseClient<'a> {
     /// Logs the failure, and returns the pause before the next request.
     fn failed(&mut self, failure: &RequestFailure, doing: &str) -> Duration {
         let pause = match failure {
-            // The API server may be back at any time, and refused connections cost it nothing.
+            // The API server may be back at any time. Refused connections cost it nothing, and a request without an
+            // answer has lasted for some seconds already.
+            RequestFailure::Unanswered => RETRY_BACKOFF.0,
             RequestFailure::Kube(error) if is_unreachable(error) => RETRY_BACKOFF.0,
             _ => self.pauses.next(),
         };
@@ -488,7 +491,7 @@ impl<'a> LeaseClient<'a> {
         match failure {
             // The first sign of an API server that is silent: other requests are rarer.
             RequestFailure::Unanswered => {
-                let cause = format!("no answer within {REQUEST_TIMEOUT:?} ({doing})");
+                let cause = format!("{} ({doing})", no_answer(REQUEST_TIMEOUT));
                 self.election.availability.report(&cause);
             }
             RequestFailure::Kube(error) if failure.code() == 0 => {
@@ -531,7 +534,7 @@ impl RequestFailure {
 
     fn sentence(&self, doing: &str, hint: &str) -> String {
         match self {
-            Self::Unanswered => format!("can't {doing}: the API server hasn't answered in time"),
+            Self::Unanswered => format!("can't {doing}: {}", no_answer(REQUEST_TIMEOUT)),
             Self::Kube(error) => describe(error, doing, hint),
         }
     }
@@ -556,6 +559,35 @@ async fn ask_until<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::test_support;
+
+    /// Otherwise the note that no replica leads has an old reason for some time.
+    #[tokio::test]
+    async fn silent_api_server_is_asked_again_soon() {
+        let config = ElectionConfig {
+            namespace: "lb-linker".to_owned(),
+            lease: "lb-linker".to_owned(),
+            identity: "host".to_owned(),
+            pod: None,
+            is_default_outside: false,
+        };
+        let client = test_support::client(|_| (200, serde_json::Value::Null));
+        let (metrics, api) = (test_support::metrics(), test_support::metrics());
+        let election = Election::new(
+            client,
+            ApiAvailability::default(),
+            metrics,
+            api,
+            config,
+            KnownLeader::default(),
+            Arc::default(),
+        );
+        let mut lease_client = LeaseClient::new(&election);
+        for _ in 0..5 {
+            assert_eq!(lease_client.failed(&RequestFailure::Unanswered, "get Lease"), RETRY_BACKOFF.0);
+        }
+        assert_eq!(lease_client.failure.as_deref(), Some("can't get Lease: no answer within 5s"));
+    }
 
     #[test]
     fn hint_outside_the_cluster_names_the_instance_of_deploy() {

@@ -15,6 +15,7 @@ pub mod names;
 pub(crate) mod own_targets;
 pub mod persisted_targets;
 pub(crate) mod relist_guard;
+pub mod remote_service;
 pub mod selection;
 pub mod service_links;
 pub mod unselected;

@@ -254,12 +254,26 @@ async fn instance_mismatch_is_logged_with_both_remedies() {
 async fn with_sync_off_the_objects_of_all_instances_are_read() {
     let (plane, cluster, target) = cluster_with_target().await;
     let namespace = cluster.create_namespace("off").await;
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    let state = |name: &str, more: &[&str]| {
+        let args = ["links", name, "-n", &namespace, "--watch-namespaces", &namespace, "-o", "json"];
+        let from = ["--target-namespace", &target, "--kubeconfig", kubeconfig.to_str().unwrap()];
+        let listed: Value =
+            serde_json::from_slice(&run_to_end([&args[..], &from, more].concat()).stdout).unwrap();
+        listed["items"][0]["state"].as_str().unwrap().to_owned()
+    };
     for (name, team) in [("one", "a"), ("two", "b")] {
         load_balancer(&cluster, &namespace, name, team, &[Ingress::Hostname("kept.example.com")]).await;
         let linker = instance(plane, &target, &namespace, team, &[]);
         wait_for_external_target(&cluster, &target, &format!("{name}-{namespace}-ext"), "kept.example.com")
             .await;
         drop(linker);
+        // A command that reads has the instance that `run` would have.
+        assert_eq!(state(name, &[]), "Conflict");
+        assert_eq!(
+            [state(name, &["--instance", &format!("of/{team}")]), state(name, &["--sync", "off"])],
+            ["Ready"; 2]
+        );
         cluster.set_ingress(&namespace, name, &[]).await;
     }
     let args = ["--upstream", "none", "--watch-namespaces", &namespace, "--sync", "off"];

@@ -174,6 +174,10 @@ async fn process_without_election_leaves_writes_to_a_leader() {
         line.contains("WARN") && line.contains(&format!("--leader-election lease --instance {instance}"))
     );
     linker.counts("lb_linker_leader", 0.0).await;
+    let admin = linker.admin().await;
+    let told = text(&links_of(admin, &[]).stderr);
+    assert!(told.contains(&format!("\"pod-1\" leads by Lease {instance}")), "{told}");
+    assert!(told.ends_with("would write the same objects: it writes nothing meanwhile\n"), "{told}");
     set("c.example.com").await;
     answers(linker.dns, &format!("web-{namespace}.lb.internal. CNAME"), "c.example.com.").await;
     // A leader that is there at the start is found, too, also by `check`.
@@ -197,6 +201,7 @@ async fn process_without_election_leaves_writes_to_a_leader() {
     // The leader is gone: the process writes again.
     drop(leader);
     linker.line(&format!("no process leads by Lease {instance} any more")).await;
+    assert_eq!(text(&links_of(admin, &[]).stderr).lines().count(), 1);
     written("c.example.com").await;
 }
 

@@ -901,15 +901,16 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     let output = run_to_end_with(&[], &check);
     let complaints = cluster_errors(&output);
     assert_eq!(output.status.code(), Some(1), "{complaints}");
-    let missing = |right| {
+    let missing = |right: &str, place: &str| {
+        let namespace = &stage.target;
         format!(
-            "the permission to {right} in namespace {} is missing; it is in deploy/, for the Lease in the namespace \
-             of --instance\n",
-            stage.target
+            "the permission to {right} in namespace {namespace} is missing; it is in deploy/, for the Lease {place}\n"
         )
     };
     let rights = ["create leases", "get leases/lb-linker", "update leases/lb-linker"];
-    assert_eq!(complaints, rights.map(missing).concat());
+    let place =
+        "in its own namespace: to take part in the election of deploy/, give --instance lb-linker/lb-linker";
+    assert_eq!(complaints, rights.map(|right| missing(right, place)).concat());
 
     stage.grant(&["10-rbac.yaml"], &stage.target);
     stage.wait_for_target("web", "one.example.com").await;
@@ -924,7 +925,9 @@ async fn missing_permission_for_the_lease_is_logged_once() {
     let complaints = cluster_errors(&output);
     assert_eq!(
         complaints,
-        ["get leases/other", "update leases/other"].map(missing).concat(),
+        ["get leases/other", "update leases/other"]
+            .map(|right| missing(right, "in the namespace of --instance"))
+            .concat(),
         "RBAC can't limit a create to a name"
     );
 }

@@ -325,6 +325,9 @@ async fn links_tell_how_old_they_are_in_an_outage() {
     let linker = Linker::in_cluster(&plane, "external-targets", &args);
     let admin = linker.admin().await;
     linker.ready().await;
+    let unelected = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none", "--sync", "plan"]);
+    let of_unelected = unelected.admin().await;
+    unelected.ready().await;
     let errors = || text(&links_of(admin, &[]).stderr);
     assert!(!errors().contains("old"), "{}", errors());
     let is_old = |text: &str| {
@@ -336,6 +339,9 @@ async fn links_tell_how_old_they_are_in_an_outage() {
     plane.signal_apiserver(Signal::SIGSTOP);
     linker.line("no answer within 5s (update Lease lb-linker/lb-linker)").await;
     eventually("the age of the view", || async { is_old(&errors()).then_some(()) }).await;
+    unelected.line("no answer within 5s (get /version)").await;
+    let is_told = || async { is_old(&text(&links_of(of_unelected, &[]).stderr)).then_some(()) };
+    eventually("the age of the other view", is_told).await;
     plane.signal_apiserver(Signal::SIGCONT);
     eventually("the end of the notice", is_over).await;
 
@@ -406,6 +412,9 @@ async fn watched_links_of_a_running_lb_linker_are_printed() {
     let path = directory.path().join("web.yaml");
     std::fs::write(&path, manifest("a.example.com")).unwrap();
     let mut linker = Linker::start(["--manifests", directory.path().to_str().unwrap()]);
+    let listed = links_of(linker.admin().await, &["--followers"]);
+    assert!(listed.status.success() && listed.stdout.is_empty(), "{listed:?}");
+    assert!(text(&listed.stderr).ends_with("no Service follows a load balancer by linker.hsj.com/source\n"));
     let admin = linker.admin().await;
     linker.ready().await;
     let mut command = bare();
@@ -598,32 +607,39 @@ fn kubectl_finds_the_plugin_through_a_symlink() {
 
 /// The server answers as Go's does.
 #[test]
-fn kubeconfig_with_http_for_an_https_server_is_reported_at_once() {
+fn wrong_url_of_the_api_server_is_reported_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let answering = std::thread::spawn(move || {
         while let Ok((mut client, _)) = listener.accept() {
             let mut request = [0; 4096];
-            if client.read(&mut request).unwrap_or(0) == 0 {
-                return;
-            }
-            let text = "Client sent an HTTP request to an HTTPS server.\n";
-            let _ = write!(client, "HTTP/1.0 400 Bad Request\r\n\r\n{text}");
+            let answer = match client.read(&mut request).unwrap_or(0) {
+                0 => return,
+                _ if request.starts_with(b"GET /wrong/") => "404 Not Found\r\n\r\n404 page not found\n",
+                _ => "400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
+            };
+            let _ = write!(client, "HTTP/1.0 {answer}");
         }
     });
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config");
-    let kubeconfig = format!(
-        "clusters: [{{name: c, cluster: {{server: 'http://{address}'}}}}]\nusers: []\n\
-         contexts: [{{name: c, context: {{cluster: c, user: ''}}}}]\ncurrent-context: c\n"
-    );
-    std::fs::write(&path, kubeconfig).unwrap();
-    let since = std::time::Instant::now();
-    let output = run_to_end(["links", "--kubeconfig", path.to_str().unwrap()]);
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("its URL has to begin with https://"), "{errors}");
-    assert!(since.elapsed() < std::time::Duration::from_secs(9), "{:?}", since.elapsed());
+    for (server, expected) in [
+        (format!("http://{address}"), "its URL has to begin with https://"),
+        (
+            format!("http://{address}/wrong"),
+            "answered 404 404 page not found; the path of its URL may be wrong",
+        ),
+    ] {
+        let kubeconfig = format!(
+            "clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\nusers: []\n\
+             contexts: [{{name: c, context: {{cluster: c, user: ''}}}}]\ncurrent-context: c\n"
+        );
+        std::fs::write(&path, kubeconfig).unwrap();
+        let output = run_to_end(["links", "--kubeconfig", path.to_str().unwrap()]);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(&format!("API server {server}: ")) && errors.contains(expected), "{errors}");
+    }
     drop(std::net::TcpStream::connect(address));
     answering.join().unwrap();
 }

@@ -27,6 +27,7 @@ mod environment;
 mod events;
 
 mod failover;
+mod failover_clusters;
 mod failover_faults;
 mod finalizer;
 mod gateway_routes;
@@ -51,6 +52,7 @@ mod policy;
 mod recreation;
 mod refusals;
 mod release;
+mod remote;
 mod scan;
 mod secrets;
 mod selection;

@@ -291,6 +291,10 @@ async fn replaced_directories_are_watched_again() {
     fs::write(directory.join("a.yaml"), service("a", "d.example")).unwrap();
     answers(linker.dns, "a-default.lb.internal. CNAME", "d.example.").await;
     assert_eq!(linker.get_ready(), (200, "OK".to_owned()));
+    let of_manifests = |text: &str| linker.logged(&format!("{}: {text}", directory.display()));
+    assert_eq!(of_manifests("can't be watched for changes: it doesn't exist; the links stay as they are"), 1);
+    assert_eq!(of_manifests("the directory was replaced, and is read again"), 2);
+    assert_eq!(linker.logged("the reading of manifests stopped"), 0, "{:#?}", linker.log());
 }
 
 #[tokio::test]

@@ -102,8 +102,9 @@ async fn status_page_tells_why_a_link_is_degraded() {
     page.browser.click("button[data-link='shop/web']");
     let detail = "document.querySelector('tr.detail')?.innerText.includes('linker.hsj.com/ttl')";
     page.shows(detail, json!(true)).await;
-    // Without a leader no replica knows which Services follow.
-    page.shows("document.querySelector('#following').hidden", json!(true)).await;
+    // In manifests no Service follows.
+    let followers = "document.querySelector('#follower-note').innerText";
+    page.shows(followers, json!("No Service follows a load balancer.")).await;
     page.shows("document.querySelector('#notice').hidden", json!(true)).await;
 }
 

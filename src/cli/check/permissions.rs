@@ -129,7 +129,12 @@ pub(super) fn needed<'a>(
         // RBAC can limit get, update and delete to the Lease's name, but not create: when a creation is authorized, the
         // name isn't known yet.
         let lease = |permission| RequiredPermission { name: Some(&*election_config.lease), ..permission };
-        let of_instance = Requirement::Always("deploy/, for the Lease in the namespace of --instance");
+        let of_instance = Requirement::Always(if election_config.is_default_outside {
+            "deploy/, for the Lease in its own namespace: to take part in the election of deploy/, give --instance \
+             lb-linker/lb-linker"
+        } else {
+            "deploy/, for the Lease in the namespace of --instance"
+        });
         permissions.extend(["create"].iter().map(permission(LEASES, own, of_instance)));
         permissions.extend(["get", "update"].iter().map(permission(LEASES, own, of_instance)).map(lease));
         if election_config.pod.is_some() {
@@ -294,7 +299,7 @@ pub(super) async fn review_access(
             Err(_) => {
                 check_report
                     .cluster_errors
-                    .push(format!("the API server hasn't answered within {REQUEST_TIMEOUT:?}"));
+                    .push(format!("can't review permissions: no answer within {REQUEST_TIMEOUT:?}"));
                 return false;
             }
         }

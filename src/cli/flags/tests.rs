@@ -218,6 +218,16 @@ fn zones_with_names_of_the_cluster_are_refused() {
 }
 
 #[test]
+fn process_that_only_reads_has_the_instance_of_run() {
+    let instance = |arguments: &[&str]| flags(arguments).read_only().policy(String::new()).instance;
+    assert_eq!(instance(&[]).as_deref(), Some("lb-linker/lb-linker"));
+    assert_eq!(instance(&["--leader-election=lease"]).as_deref(), Some("external-targets/lb-linker"));
+    assert_eq!(instance(&["--instance=a/b"]).as_deref(), Some("a/b"));
+    assert_eq!(instance(&["--sync=off"]), None);
+    assert_eq!(instance(&["--manifests=d"]), None);
+}
+
+#[test]
 fn upstream_none_excludes_other_upstreams() {
     assert!(flags(&["--upstream=none"]).upstreams().unwrap().is_empty());
     assert!(matches!(flags(&["--upstream=none,192.0.2.1"]).upstreams(), Err(ConfigError::NoneAndOthers)));

@@ -154,7 +154,8 @@ pub(super) fn add_link_zones(
     options: LinkZoneOptions,
     plugin: &'static str,
 ) -> Result<(), CorefileError> {
-    let mut zones = options.zones(|| (setup.context.own_addresses)(&setup.builder.bind))?;
+    let mut zones =
+        options.zones(|| (setup.context.own_addresses)(&setup.builder.bind), &setup.context.remotes)?;
     closest_first(&mut zones);
     let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
     let metrics = setup.metrics::<LbLinkerMetrics>()?;

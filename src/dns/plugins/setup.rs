@@ -54,6 +54,8 @@ pub struct ServerContext {
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
     pub clusters: ClusterRegistry,
+    /// The names of the remote clusters, which have domains below the zones of links.
+    pub remotes: Arc<[Arc<str>]>,
     /// Whether lb-linker itself reads a cluster, not manifests.
     pub has_own_cluster: bool,
     pub metrics: Arc<Metrics>,
@@ -220,6 +222,7 @@ impl ServerContext {
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
                 clusters,
+                remotes: Arc::default(),
                 has_own_cluster: true,
                 metrics,
                 query_log: lines,

@@ -21,7 +21,7 @@ use crate::dns::plugins::build;
 use crate::dns::plugins::link_zones::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, LinkLine, ServerContext};
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
-use crate::model::cluster_domain::overlap;
+use crate::model::cluster_domain::{overlap, own_domains};
 use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::cluster::answer::is_reverse;
@@ -109,8 +109,8 @@ pub fn build_blocks(
 /// The plugins that answer for names of the cluster itself.
 const CLUSTER_PLUGINS: [&str; 2] = ["kubernetes", "k8s_external"];
 
-/// Returns the zones of the cluster's own names that links may not lead to. The root and reverse zones aren't among them:
-/// most of their names fall through.
+/// Returns the zones of the cluster's own names that links may not lead to. Reverse zones aren't among them: most of their
+/// names fall through.
 #[must_use]
 pub fn cluster_zones(parsed: &[corefile::BlockSource]) -> Vec<Name> {
     let mut all = Vec::new();
@@ -124,8 +124,8 @@ pub fn cluster_zones(parsed: &[corefile::BlockSource]) -> Vec<Name> {
             }
         }
     }
-    all.retain(|zone| !zone.is_root() && !is_reverse(&whole_wire_name(zone)));
-    all
+    all.retain(|zone| !is_reverse(&whole_wire_name(zone)));
+    all.iter().flat_map(own_domains).collect()
 }
 
 /// Returns the policy for targets with the zones of a Corefile.
@@ -215,23 +215,30 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
                             to_presentation(zone)
                         )));
                     }
-                    let is_own = plugin == "kubernetes" && !is_reverse && !zone.is_root();
-                    let mut links = other.link_lines.iter().filter(|_| is_own);
-                    if let Some((LinkLine { zone: links, plugin, .. }, verb)) =
-                        links.find_map(|known| Some((known, overlap(&known.zone, zone)?)))
-                    {
-                        return Err(position.error(format!(
-                            "{plugin}'s zone {} {verb} the zone {}, and the inner one would hide names of the outer \
-                             one: give {plugin} a zone outside of it",
-                            to_presentation(links),
-                            to_presentation(zone)
-                        )));
+                    let is_own = plugin == "kubernetes" && !is_reverse;
+                    let links = other.link_lines.iter().filter(|_| is_own);
+                    let conflict = links.into_iter().find_map(|links| cluster_conflict(links, zone));
+                    if let Some(conflict) = conflict {
+                        return Err(position.error(conflict));
                     }
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Returns why a zone of links can't be beside a zone of *kubernetes*; `None` if it can.
+fn cluster_conflict(LinkLine { zone: links, plugin, .. }: &LinkLine, zone: &Name) -> Option<String> {
+    own_domains(zone).iter().find_map(|own| {
+        Some(format!(
+            "{plugin}'s zone {} {} {}, where kubernetes has the names of the cluster, and one would hide names of the \
+             other: give {plugin} a zone outside of it",
+            to_presentation(links),
+            overlap(links, own)?,
+            to_presentation(own)
+        ))
+    })
 }
 
 /// Moves HTTP endpoints from `0.0.0.0` to `[::]` where another one has the same port there: a socket of `[::]` also

@@ -252,6 +252,7 @@ impl World {
         }
         zones.truncate(self.random.random_range(1..=zones.len()));
         self.store.set_zones(zones.iter().map(|(zone, sources)| Zone {
+            cluster: None,
             origin: names::wire_of(zone).unwrap().into(),
             apex: Box::default(),
             sources: sources.clone(),

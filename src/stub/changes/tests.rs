@@ -226,7 +226,13 @@ fn zone_that_kubernetes_has_is_a_conflict() {
     assert_eq!(conflict(&dns, "lb.internal"), None);
     let corefile = dns.config_maps[0].data.as_mut().unwrap().get_mut(COREFILE).unwrap();
     *corefile = corefile.replace("kubernetes corp.example", "kubernetes");
-    assert_eq!(conflict(&dns, "lb.internal"), None, "the root has every zone");
+    assert_eq!(conflict(&dns, "lb.internal"), None, "below the root the cluster has only Services and Pods");
+    for (zone, own) in
+        [("svc", "svc here; --zone svc equals it"), ("a.pod", "pod here; --zone a.pod lies in it")]
+    {
+        let reason = conflict(&dns, zone).unwrap();
+        assert!(reason.contains(&format!("the plugin kubernetes answers for {own}")), "{reason}");
+    }
     // A file that the Corefile imports uses a snippet of the Corefile.
     let mut importing = recorded("aks");
     let main = importing.config_maps.iter_mut().find(|map| name(map) == COREDNS).unwrap();

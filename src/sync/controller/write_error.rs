@@ -7,7 +7,10 @@ use tower::timeout::error::Elapsed;
 
 use crate::model::excerpt::sentence;
 use crate::sync::election::NotLeading;
-use crate::sync::k8s::errors::{ApiAvailability, describe, is_uid_mismatch, retry_after, root_cause};
+use crate::sync::k8s::client::REQUEST_TIMEOUT;
+use crate::sync::k8s::errors::{
+    ApiAvailability, describe, is_uid_mismatch, no_answer, retry_after, root_cause,
+};
 use crate::sync::k8s::forbidden::{Forbidden, is_of_admission};
 
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +104,7 @@ pub(crate) fn failed<T>(
         && error.is::<Elapsed>()
     {
         // Requests for other objects may succeed: an admission webhook may be slow for this one.
-        let message = format!("can't {doing}: the API server hasn't answered in time");
+        let message = format!("can't {doing}: {}", no_answer(REQUEST_TIMEOUT));
         return (0, Err(WriteError::WholeClass { code: 0, message, retry_after: None }));
     }
     if code == 0 {

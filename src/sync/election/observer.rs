@@ -16,6 +16,7 @@ use super::leadership::Leadership;
 use super::lease::Timing;
 use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, clock, lease};
 use crate::model::excerpt::value;
+use crate::readiness::Readiness;
 use crate::sync::election::term::unix_now;
 use crate::sync::k8s::errors::ThrottledLog;
 use crate::sync::task::supervisor::SyncError;
@@ -35,15 +36,23 @@ pub struct ForeignLease {
 }
 
 impl ForeignLease {
-    /// Returns the sentence about another leader.
-    fn led_by(&self, holder: &str) -> String {
+    /// Returns the note about another leader.
+    fn note(&self, holder: &str) -> String {
         let Self { namespace, name } = self;
         format!(
             "{} leads by Lease {namespace}/{name}, and this process, which takes part in no election, would write the \
-             same objects: it writes nothing meanwhile; give --sync plan, or --leader-election lease --instance \
-             {namespace}/{name} to take part, or an --instance NAME and a --target-namespace of its own, with other \
-             load balancers than the leader's if there are StableNames (--watch-namespaces)",
+             same objects: it writes nothing meanwhile",
             value(holder)
+        )
+    }
+
+    /// Returns the sentence about another leader.
+    fn led_by(&self, holder: &str) -> String {
+        let (Self { namespace, name }, note) = (self, self.note(holder));
+        format!(
+            "{note}; give --sync plan, or --leader-election lease --instance \
+             {namespace}/{name} to take part, or an --instance NAME and a --target-namespace of its own, with other \
+             load balancers than the leader's if there are StableNames (--watch-namespaces)"
         )
     }
 
@@ -150,6 +159,7 @@ pub struct WriteGuard {
     settled: watch::Sender<bool>,
     metrics: Arc<ElectionMetrics>,
     known_leader: KnownLeader,
+    readiness: Arc<Readiness>,
 }
 
 impl WriteGuard {
@@ -159,10 +169,11 @@ impl WriteGuard {
         lease: ForeignLease,
         metrics: Arc<ElectionMetrics>,
         known_leader: KnownLeader,
+        readiness: Arc<Readiness>,
     ) -> Self {
         let settled = watch::Sender::new(false);
         let leadership = Leadership::guarded(settled.subscribe());
-        Self { client, lease, leadership, settled, metrics, known_leader }
+        Self { client, lease, leadership, settled, metrics, known_leader, readiness }
     }
 
     /// Returns the handle that writers check before each write.
@@ -198,6 +209,7 @@ impl WriteGuard {
                     self.leadership.revoke();
                     if former.as_ref() != Some(&holder) {
                         warn!("{}", self.lease.led_by(&holder));
+                        self.readiness.other_leader.store(Some(Arc::new(self.lease.note(&holder))));
                     }
                 }
                 // The permission ends by the clock.
@@ -213,6 +225,7 @@ impl WriteGuard {
     /// Permits writes. `led`: whether another process led until now.
     fn on_free(&self, failure: Option<&RequestFailure>, sent: BootInstant, led: bool, logged: &mut Logged) {
         let begun = self.leadership.grant(sent, unix_now());
+        self.readiness.other_leader.store(None);
         let waited = std::mem::take(&mut logged.is_waiting);
         match failure {
             Some(failure) if !std::mem::replace(&mut logged.is_refused, true) => {
@@ -245,7 +258,7 @@ impl WriteGuard {
                      of the Lease, 15 s by default; nothing is written before"
                 );
             }
-            // Watches report an API server that can't be reached.
+            // Watches and probes report an API server that can't be reached.
             Some(failure) if has_ended || !matches!(failure.code(), 0 | 403) => {
                 let why = format!("{}; nothing is written meanwhile", self.lease.explain(failure));
                 logged.errors.report(failure.code(), &why);

@@ -81,17 +81,14 @@ impl Orphans {
             };
             let line = format!(
                 "external target {} is an orphan: the load balancer {key} that it was made for is gone or isn't \
-                 followed, and lb-linker hasn't written it; it is left alone; to remove it: {remove}",
+                 followed, and lb-linker hasn't written it; it is left alone; --prune removes such orphans as if \
+                 lb-linker had written them; to remove it: {remove}",
                 backend.describe(object)
             );
             object_log::write("Service", key, Level::WARN, &line);
         }
-        match (lines.len(), more) {
-            (0, _) => {}
-            (_, 0) => warn!("--prune removes such orphans as if lb-linker had written them"),
-            (_, more) => {
-                warn!("and {more} more; --prune removes such orphans as if lb-linker had written them")
-            }
+        if !lines.is_empty() && more > 0 {
+            warn!("and {more} more orphans");
         }
     }
 

@@ -72,6 +72,10 @@ impl OutputDirectory {
         let directory = self.clone();
         let changes = self.prepare().and_then(|()| changes(&self.path));
         let changes = changes.map_err(|error| warn!("{error}")).ok();
+        let path = self.path.clone();
+        let end = async move { warn!("{}: the directory was removed or replaced", path.display()) };
+        let end = futures::stream::once(end).filter(|()| std::future::ready(false));
+        let changes = changes.map(|changes| changes.chain(end));
         // A file system that doesn't answer must not delay other tasks.
         let lists = futures::stream::iter(changes).flatten().then(move |()| {
             let directory = directory.clone();

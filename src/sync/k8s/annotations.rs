@@ -11,6 +11,7 @@ use hickory_proto::rr::Name;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::model::clusters;
 pub(crate) use crate::model::hostname_policy::PREFIX;
 use crate::model::hostname_policy::{HOSTNAME, INTERNAL_HOSTNAME, is_hostname};
 use crate::model::names;
@@ -176,7 +177,8 @@ pub(crate) fn check_managed(metadata: &ObjectMeta, unusable: &mut Vec<Rejection>
 }
 
 /// Returns the namespaces of [`ALLOW_FROM`], sorted and without duplicates, and the invalid part of the annotation.
-pub(crate) fn allow_from(metadata: &ObjectMeta) -> (Arc<[Arc<str>]>, Option<Rejection>) {
+pub(crate) fn allow_from(metadata: &ObjectMeta, home: &str) -> (Arc<[Arc<str>]>, Option<Rejection>) {
+    let cluster = clusters::cluster_of(metadata.namespace.as_deref().unwrap_or_default());
     let ListEntries { accepted, ignored } =
         ListEntries::of(annotation(metadata, ALLOW_FROM).unwrap_or_default());
     let mut rejection =
@@ -184,9 +186,14 @@ pub(crate) fn allow_from(metadata: &ObjectMeta) -> (Arc<[Arc<str>]>, Option<Reje
     rejection.ignore(ignored, ListEntries::LIMIT);
     let mut namespaces: Vec<Arc<str>> = Vec::new();
     for namespace in accepted {
-        if namespace != "*" && !names::is_label(namespace) {
-            rejection.reject(namespace, "neither the name of a namespace nor *");
-        } else if !namespaces.iter().any(|known| **known == *namespace) {
+        let (of, plain) = clusters::split(namespace);
+        if plain != "*" && !names::is_label(plain) || of.is_some_and(|cluster| !names::is_label(cluster)) {
+            let why = "neither the name of a namespace nor *, also not with a cluster, as in west/shop";
+            rejection.reject(namespace, why);
+            continue;
+        }
+        let namespace = clusters::seen_from(cluster, namespace, home);
+        if !namespaces.iter().any(|known| **known == *namespace) {
             namespaces.push(namespace.into());
         }
     }

@@ -4,9 +4,9 @@ mod credential_program;
 mod kubeconfig;
 pub(crate) mod limits;
 mod reloading;
+mod settings;
 
 use std::cell::Cell;
-use std::error::Error as _;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -26,19 +26,17 @@ use self::kubeconfig::{of_default_kubeconfig, of_endpoint, of_kubeconfig_file};
 use self::reloading::reloading_client;
 use crate::model::excerpt::{sentence, value};
 use crate::model::names;
-use crate::model::tls_error::of_version;
 use crate::store::cluster::registry::ClientTls;
-use crate::sync::k8s::errors::credential_failure;
 use tower::Service;
 use tower::layer::layer_fn;
 use tower::timeout::TimeoutLayer;
 use tower_http::timeout::ResponseBodyTimeoutLayer;
 
 /// Timeout for the start of a response.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout between two parts of a response body. Longer than the API server lets a watch last, so that only a dead
 /// connection reaches it.
-const READ_TIMEOUT: Duration = Duration::from_secs(58);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(58);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -58,10 +56,12 @@ pub enum ClientError {
     NoClusterDns(String),
     #[error("the Pod's service account can't be used: {0}")]
     InCluster(#[from] kube::config::InClusterError),
-    #[error("the configuration for the API server can't be used: {}", explain_settings(.0))]
+    #[error("the configuration for the API server can't be used: {}", settings::explain(.0))]
     Settings(Box<kube::Error>),
     #[error(transparent)]
     Program(#[from] ProgramError),
+    #[error("the configuration for the API server can't be used: tokenFile {0}")]
+    TokenFile(String),
     /// kube panics at such a token.
     #[error(
         "the configuration for the API server can't be used: its token has a character that no HTTP header can have, \
@@ -84,27 +84,6 @@ impl ClientError {
             error => error,
         }
     }
-}
-
-fn explain_settings(error: &kube::Error) -> String {
-    match error {
-        kube::Error::InferKubeconfig(error) => kubeconfig::explain(error),
-        error => credential_failure(error)
-            .or_else(|| certificate_failure(error))
-            .unwrap_or_else(|| error.to_string()),
-    }
-}
-
-/// Returns why the client certificate can't be used, if its version is the cause.
-fn certificate_failure(error: &kube::Error) -> Option<String> {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if let Some(why) = error.downcast_ref().and_then(of_version) {
-            return Some(format!("client-certificate: {why}"));
-        }
-        cause = error.source();
-    }
-    None
 }
 
 /// A client and its API server.
@@ -315,6 +294,7 @@ fn client_of(mut config: Config) -> Result<Client, ClientError> {
     config
         .headers
         .push((USER_AGENT, HeaderValue::from_static(concat!("lb-linker/", env!("CARGO_PKG_VERSION")))));
+    settings::read_token(&mut config.auth_info)?;
     let token = config.auth_info.token.as_ref().map(SecretString::expose_secret);
     if token.is_some_and(|token| HeaderValue::try_from(token).is_err()) {
         return Err(ClientError::Token);
@@ -344,10 +324,7 @@ fn panic_of_a_request<S: Service<Request<Body>>>(service: &mut S) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
-    use data_encoding::BASE64;
-
     use super::*;
-    use crate::model::tls_error::VERSION_1;
 
     #[test]
     fn api_server_is_displayed_without_credentials() {
@@ -398,18 +375,6 @@ mod tests {
         let (of_links, of_plugin) = (missing().to_string(), missing().of_cluster_dns().to_string());
         assert!(of_links.ends_with("also work without a cluster, by --manifests"), "{of_links}");
         assert!(of_plugin.contains("~/.kube/config") && !of_plugin.contains("--manifests"), "{of_plugin}");
-    }
-
-    #[tokio::test]
-    async fn client_certificate_of_an_old_version_is_named() {
-        let mut config = Config::new("https://192.0.2.1".parse().unwrap());
-        config.auth_info.client_certificate_data = Some(BASE64.encode(VERSION_1.as_bytes()));
-        let key = rcgen::KeyPair::generate().unwrap().serialize_pem();
-        config.auth_info.client_key_data = Some(BASE64.encode(key.as_bytes()).into());
-        let error = client_of(config).err().unwrap().to_string();
-        let expected =
-            "can't be used: client-certificate: the certificate isn't of X.509 version 3: give one";
-        assert!(error.contains(expected), "{error}");
     }
 
     #[tokio::test]

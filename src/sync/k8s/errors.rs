@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 
 use hyper_util::client::legacy::Error as ClientError;
 use kube::client::AuthError;
+use tower::timeout::error::Elapsed;
+use tower_http::timeout::TimeoutError;
 use tracing::{debug, info, warn};
 
+use super::client::{READ_TIMEOUT, REQUEST_TIMEOUT};
 use super::forbidden::LastingRefusal;
 use super::watch::item::{Event, WatchError};
 use crate::model::excerpt;
@@ -116,7 +119,18 @@ pub fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(source) = cause.source() {
         cause = source;
     }
+    if cause.is::<Elapsed>() {
+        return no_answer(REQUEST_TIMEOUT);
+    }
+    if cause.is::<TimeoutError>() {
+        return format!("no data within {READ_TIMEOUT:?}");
+    }
     cause.downcast_ref().and_then(tls_error::explain).unwrap_or_else(|| cause.to_string())
+}
+
+/// Returns what is said of a request without an answer in time.
+pub(crate) fn no_answer(within: Duration) -> String {
+    format!("no answer within {within:?}")
 }
 
 /// Returns one sentence about a failed watch of `what`.

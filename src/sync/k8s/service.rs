@@ -219,7 +219,7 @@ impl Service {
         hostnames.sort_unstable();
         hostnames.dedup();
         let internal = self.internal_names(policy, &hostnames, unusable);
-        let (allow_from, refused_namespaces) = self.allow_from();
+        let (allow_from, refused_namespaces) = self.allow_from(&policy.home);
         unusable.extend(refused_namespaces);
         let known = &policy.hostname_annotations;
         unusable.extend(annotations::unknown(&self.metadata, known, "load balancers", &OF_LOAD_BALANCERS));
@@ -265,10 +265,10 @@ impl Service {
         Some(InternalNames { hostnames: shared(names), addresses: addresses.into(), refused }.into())
     }
 
-    /// Returns the namespaces that may follow this Service, sorted and without duplicates, and the invalid part of the
+    /// Returns the namespaces that may follow this Service, as the cluster of the name `home` writes them, sorted and without duplicates, and the invalid part of the
     /// annotation.
-    pub(crate) fn allow_from(&self) -> (Arc<[Arc<str>]>, Option<Rejection>) {
-        annotations::allow_from(&self.metadata)
+    pub(crate) fn allow_from(&self, home: &str) -> (Arc<[Arc<str>]>, Option<Rejection>) {
+        annotations::allow_from(&self.metadata, home)
     }
 }
 

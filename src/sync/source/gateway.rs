@@ -17,6 +17,7 @@ use super::names::shared::{Claim, ObjectId, Observation};
 use super::names::source::{NameSource, Objects, WatchRequest, WatchedKind};
 use super::names::state::NameState;
 use super::selection::Selection;
+use crate::model::clusters;
 use crate::model::link::{Annotations, Link};
 use crate::model::owner::{Source, Zone};
 use crate::model::rejection::{RejectedField, Rejection};
@@ -342,7 +343,8 @@ fn with_settings(
     }
     let (namespace, name) = gateway.key.parts();
     let (object, word) = name.rsplit_once('.').unwrap_or((name, ""));
-    let (route_namespace, route) = id.key.parts();
+    // The cluster is that of the Gateway.
+    let (route_namespace, route) = (clusters::split(id.key.namespace()).1, id.key.name());
     let kind = id.kind.api().1.to_ascii_lowercase();
     let link = Link {
         // No object has a name with `_`.

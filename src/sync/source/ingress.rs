@@ -119,7 +119,7 @@ impl Ingress {
         let counting = HostnameSource::of(&self.metadata, "ingress-hostname-source", prefixes, &mut unusable);
         let hosts = self.hosts(&rules.zones);
         let asking = Asking {
-            source: Source::INGRESSES,
+            source: Source::INGRESSES.in_cluster_of(self.id().key.namespace()),
             one: "an Ingress",
             many: Ingresses::MANY,
             metadata: &self.metadata,

@@ -14,14 +14,16 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use kube::Resource;
 use parking_lot::Mutex;
 use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
+use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::cluster::EXTERNAL_TARGETS_LIST_TIMEOUT;
@@ -57,6 +59,8 @@ use source_objects::SourceObject;
 use strings::SourceText;
 use tree::{Node, place};
 
+/// The pause between two looks for a directory that was removed.
+const DIRECTORY_INTERVAL: Duration = Duration::from_secs(1);
 /// The extensions of the files that are read.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const SERVICE: &str = "Service";
@@ -97,19 +101,39 @@ impl ManifestSource {
     /// Keeps the store in sync with the files. Records that they can't be read.
     ///
     /// # Errors
-    /// If the directory can't be read or watched any more.
+    /// If the directory can't be read any more.
     pub async fn run(self) -> Result<(), SyncError> {
         let ended = self.follow().await;
-        // A directory that was replaced is read again at once.
         if let Err(error @ SyncError::Source(_)) = &ended {
-            let note = format!("the manifests can't be read, the links stay as they are: {error}");
-            self.link_reporter.findings.readiness.manifests.store(Some(Arc::new(note)));
+            self.show_unread(error);
         }
         ended
     }
 
+    fn show_unread(&self, error: &dyn fmt::Display) {
+        let note = format!("the manifests can't be read, the links stay as they are: {error}");
+        self.link_reporter.findings.readiness.manifests.store(Some(Arc::new(note)));
+    }
+
+    /// Waits until there is a directory to watch, and returns its changes.
+    async fn changes(&self) -> Pin<Box<impl Stream<Item = ()> + use<>>> {
+        let mut logged = None;
+        loop {
+            let error = match changes(&self.directory) {
+                Ok(changes) => return Box::pin(changes),
+                Err(error) => error.to_string(),
+            };
+            self.show_unread(&error);
+            if logged.as_ref() != Some(&error) {
+                warn!("{error}; the links stay as they are");
+                logged = Some(error);
+            }
+            sleep(DIRECTORY_INTERVAL).await;
+        }
+    }
+
     async fn follow(&self) -> Result<(), SyncError> {
-        let mut changes = Box::pin(changes(&self.directory)?);
+        let mut changes = self.changes().await;
         let LinkReporter { findings, log, .. } = &self.link_reporter;
         let mut object_errors = ObjectErrors::shown_in(&findings.services, "Service", log.clone());
         let (mut kept, mut owners_deadline) = (KeptServices::new(self.delete_delay), None);
@@ -117,7 +141,11 @@ impl ManifestSource {
         let mut zones = self.store.watch_zones();
         loop {
             tokio::select! {
-                changed = changes.next() => changed.ok_or(SyncError::WatchEnded)?,
+                changed = changes.next() => if changed.is_none() {
+                    changes = self.changes().await;
+                    info!("{}: the directory was replaced, and is read again", self.directory.display());
+                    continue;
+                },
                 Ok(()) = zones.changed(), if self.store.is_known(Input::Services) => {
                     self.take_source_objects();
                     continue;

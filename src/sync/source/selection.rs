@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{Selector, SelectorExt};
 
+use crate::model::clusters;
 use crate::sync::k8s::annotations::opted;
 use crate::sync::k8s::labels::MANAGED_BY;
 use crate::sync::k8s::service::Service;
@@ -83,10 +84,12 @@ impl Selection {
             || self.classes.contains(class.filter(|class| !class.is_empty()).unwrap_or(NO_CLASS))
     }
 
-    /// Returns whether the Services of a namespace are watched.
+    /// Returns whether the objects of a namespace are watched; of remote clusters, those of all namespaces are.
     #[must_use]
     pub fn watches(&self, namespace: &str) -> bool {
-        self.namespaces.is_empty() || self.namespaces.contains(namespace)
+        self.namespaces.is_empty()
+            || self.namespaces.contains(namespace)
+            || clusters::cluster_of(namespace).is_some()
     }
 }
 

@@ -1,5 +1,5 @@
-//! The load balancers that are not selected: they have no link, but StableNames may have them as sources. Also a
-//! feed of their changes.
+//! The load balancers that are not selected, and those of remote clusters: they have no link, but StableNames may have
+//! them as sources. Also a feed of their changes.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -77,21 +77,21 @@ impl UnselectedServices {
         }
     }
 
-    /// Returns the number of unselected Services in all namespaces, and the Services of a namespace (`None`: of all
-    /// namespaces) that a complete list lacks.
+    /// Returns the number of Services of the home cluster, and those of a namespace (`None`: of all its namespaces) that a
+    /// complete list lacks.
     pub(super) fn missing_from(
         &self,
         list: &HashSet<ServiceKey>,
         namespace: Option<&str>,
     ) -> (usize, HashSet<ServiceKey>) {
         let services = self.services.lock();
-        let is_within = |key: &ServiceKey| namespace.is_none_or(|namespace| key.namespace() == namespace);
-        let missing = services.keys().filter(|key| is_within(key) && !list.contains(*key)).cloned();
-        (services.len(), missing.collect())
+        let missing =
+            services.keys().filter(|key| is_within(key, namespace) && !list.contains(*key)).cloned();
+        (services.keys().filter(|key| key.cluster().is_none()).count(), missing.collect())
     }
 
-    /// Replaces the Services of a namespace (`None`: of all namespaces) by a complete list. Services that the list
-    /// lacks are removed, except those in `kept`, which wait for a second list or can't be decoded.
+    /// Replaces the Services of a namespace (`None`: of all namespaces of the home cluster) by a complete list. Services
+    /// that the list lacks are removed, except those in `kept`, which wait for a second list or can't be decoded.
     pub(super) fn replace(
         &self,
         namespace: Option<&str>,
@@ -99,9 +99,7 @@ impl UnselectedServices {
         kept: &HashSet<ServiceKey>,
     ) {
         let mut services = self.services.lock();
-        let stays = |key: &ServiceKey| {
-            kept.contains(key) || namespace.is_some_and(|namespace| key.namespace() != namespace)
-        };
+        let stays = |key: &ServiceKey| kept.contains(key) || !is_within(key, namespace);
         let mut former = std::mem::take(&mut *services);
         for service in list {
             if former.remove(&service.key).as_deref() != Some(&service) {
@@ -125,10 +123,31 @@ impl UnselectedServices {
     }
 }
 
+/// Returns whether a list of a namespace (`None`: of all namespaces) of the home cluster may have a Service.
+fn is_within(key: &ServiceKey, namespace: Option<&str>) -> bool {
+    match namespace {
+        Some(namespace) => key.namespace() == namespace,
+        None => key.cluster().is_none(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sync::source::persisted_targets::tests::observed;
+
+    #[test]
+    fn lists_of_the_home_cluster_lack_no_remote_service() {
+        let unselected = UnselectedServices::default();
+        let remote = ServiceKey::new("west/default", "web");
+        unselected.insert(ObservedService { key: remote.clone(), ..observed("web") });
+        unselected.insert(observed("web"));
+        let missing = HashSet::from([ServiceKey::new("default", "web")]);
+        assert_eq!(unselected.missing_from(&HashSet::new(), None), (1, missing));
+        unselected.replace(None, Vec::new(), &HashSet::new());
+        assert!(unselected.get(&ServiceKey::new("default", "web")).is_none());
+        assert!(unselected.get(&remote).is_some());
+    }
 
     #[test]
     fn deletion_of_a_predecessor_removes_no_service() {

@@ -25,19 +25,21 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::SelectAll;
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, SelectAll};
+use futures::{FutureExt, StreamExt};
 use kube::Client;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::watch;
 use tokio::task::yield_now;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::staleness::Staleness;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::store::{Input, Store};
 use crate::sync::alerts::requests::RuleRequests;
@@ -49,6 +51,7 @@ use crate::sync::external_target::states::ExternalTargetStates;
 use crate::sync::k8s::errors::{ApiAvailability, ObjectErrors, ThrottledLog};
 use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
 use crate::sync::k8s::metrics::ApiMetrics;
+use crate::sync::k8s::remotes::{Remote, Remotes};
 use crate::sync::k8s::rewinds::RestoreCounter;
 use crate::sync::k8s::watch::sleep_until_opt;
 use crate::sync::source::relist_guard::RelistGuard;
@@ -75,6 +78,7 @@ pub struct FailoverContext {
     pub client: Client,
     /// Reports an unreachable API server.
     pub availability: ApiAvailability,
+    pub remotes: Remotes,
     /// How a missing permission to list StableNames is granted.
     pub list_hint: &'static str,
     pub store: Arc<Store>,
@@ -112,6 +116,11 @@ pub struct FailoverContext {
 
 struct FailoverController {
     context: FailoverContext,
+    started: Instant,
+    /// The remote clusters whose Services this process has listed.
+    listed_remotes: BTreeSet<Arc<str>>,
+    /// The names of the remote clusters, each as soon as its Services are listed.
+    first_lists: FuturesUnordered<BoxFuture<'static, Arc<str>>>,
     objects: HashMap<ServiceKey, TrackedStableName>,
     /// For each Service the StableNames that have it as a source or announce its target.
     by_service: HashMap<ServiceKey, HashSet<ServiceKey>>,
@@ -136,8 +145,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
     let mut services = context.unselected.subscribe();
     let mut external_targets = context.external_target_states.subscribe();
     let mut rules = context.rules.subscribe();
-    let mut leadership = context.leadership.clone();
-    let mut links_listed = context.links_listed.clone();
+    let (mut leadership, mut links_listed) = (context.leadership.clone(), context.links_listed.clone());
     let mut hostname_policy = context.hostname_policy.clone();
     hostname_policy.mark_unchanged();
     let mut tick = interval(DISCOVERY_INTERVAL);
@@ -178,6 +186,7 @@ pub async fn run(context: FailoverContext, stop: CancellationToken) -> Result<()
             () = rewinds.wait_for_change(controller.lists.rewinds) => controller.relist(),
             Ok(()) = links_listed.changed() => controller.refresh_term(),
             Ok(()) = hostname_policy.changed() => controller.refresh_all(),
+            Some(cluster) = controller.first_lists.next() => controller.on_first_list(cluster),
             () = controller.leader.to_decide.due() => {}
             ended = controller.leader.runtime.event() => ended?.into_iter().for_each(|ended| controller.written(ended)),
             () = sleep_until_opt(checks_due) => {}
@@ -215,6 +224,9 @@ impl FailoverController {
             pending_deletions: PendingDeletions::default(),
             error_log: ThrottledLog::default(),
             leader: LeaderTerm::new(None, context.leadership.clone()),
+            started: Instant::now(),
+            listed_remotes: BTreeSet::new(),
+            first_lists: first_lists(&context),
             context,
         }
     }
@@ -252,6 +264,11 @@ impl FailoverController {
         self.queue_all();
     }
 
+    fn on_first_list(&mut self, cluster: Arc<str>) {
+        self.listed_remotes.insert(cluster);
+        self.refresh_all();
+    }
+
     fn queue(&mut self, key: &ServiceKey) {
         if self.leader.term.is_some() && self.objects.contains_key(key) {
             self.leader.queue(key, self.objects.len());
@@ -270,6 +287,16 @@ impl FailoverController {
             self.objects.keys().for_each(|key| self.leader.to_decide.add(key));
         }
     }
+}
+
+/// Returns the names of the remote clusters, each as soon as this process has listed its Services.
+fn first_lists(context: &FailoverContext) -> FuturesUnordered<BoxFuture<'static, Arc<str>>> {
+    let first_list = |remote: &Remote| {
+        let (store, cluster) = (Arc::clone(&context.store), Arc::clone(&remote.name));
+        let source = Source { cluster: Some(Arc::clone(&cluster)), ..Source::SERVICES };
+        async move { store.source_listed(&source).await }.map(|()| cluster).boxed()
+    };
+    context.remotes.all().iter().map(first_list).collect()
 }
 
 fn one(key: &ServiceKey) -> Vec<ServiceKey> {

@@ -1,6 +1,5 @@
 //! The names of a cluster while its API server is away, and after it has come back otherwise.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,9 +10,10 @@ use serde_json::json;
 use super::server::{CorefileDir, Program, Server};
 use crate::harness::cluster::Cluster;
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::dns::{ask_udp, data, query, send_udp};
+use crate::harness::dns::{ask_udp, data, query};
 use crate::harness::eventually;
 use crate::harness::scale::scaled;
+use crate::harness::steady_load::{Asked, ask_steadily};
 
 const COREFILE: &str = "
     cluster.local:{$PORT} in-addr.arpa:{$PORT} {
@@ -49,36 +49,6 @@ async fn has(server: &Server, number: usize, expected: ResponseCode) {
     eventually(&name, || async { (answer().await == expected).then_some(()) }).await;
 }
 
-/// Asks for all names in turn until `over`. Returns the numbers of queries, of changed answers, and of lost answers.
-async fn ask(dns: SocketAddr, rate: u32, before: Vec<String>, over: Arc<AtomicBool>) -> [usize; 3] {
-    let (since, mut sent, mut asked) = (Instant::now(), 0, tokio::task::JoinSet::new());
-    let (mut changed, mut lost) = (0, 0);
-    let mut count = |outcome: Option<bool>| match outcome {
-        None => lost += 1,
-        Some(is_same) => changed += usize::from(!is_same),
-    };
-    while !over.load(Ordering::Relaxed) {
-        let due = (since.elapsed().as_secs_f64() * f64::from(rate)) as usize;
-        while sent < due {
-            let (number, expected) = (sent % before.len(), before[sent % before.len()].clone());
-            asked.spawn(async move {
-                let bytes = query(&question(number)).to_vec().unwrap();
-                let answer = send_udp(dns, &bytes, Duration::from_secs(2)).await?;
-                Some(data(&hickory_proto::op::Message::from_vec(&answer).unwrap()) == expected)
-            });
-            sent += 1;
-        }
-        tokio::select! {
-            Some(outcome) = asked.join_next(), if !asked.is_empty() => count(outcome.unwrap()),
-            () = tokio::time::sleep(Duration::from_millis(1)) => {}
-        }
-    }
-    while let Some(outcome) = asked.join_next().await {
-        count(outcome.unwrap());
-    }
-    [sent, changed, lost]
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_api_server_loses_and_changes_no_answer() {
     let plane = ControlPlane::start(Options::default());
@@ -90,14 +60,17 @@ async fn killed_api_server_loses_and_changes_no_answer() {
         before.push(data(&ask_udp(server.dns(), &query(&question(number))).await));
     }
     let over = Arc::new(AtomicBool::new(false));
-    let load = tokio::spawn(ask(server.dns(), scaled(2000, 200), before, Arc::clone(&over)));
+    let questions = (0..SERVICES).map(question).collect();
+    let is_same = move |number: usize, answer: &_| data(answer) == before[number];
+    let load = ask_steadily(server.dns(), scaled(2000, 200), questions, is_same, Arc::clone(&over));
+    let load = tokio::spawn(load);
     plane.kill_apiserver();
     tokio::time::sleep(Duration::from_secs(scaled(60, 3))).await;
     plane.start_apiserver();
     create(&plane.cluster().await, [SERVICES].into_iter()).await;
     has(&server, SERVICES, ResponseCode::NoError).await;
     over.store(true, Ordering::Relaxed);
-    let [asked, changed, lost] = load.await.unwrap();
+    let Asked { sent: asked, wrong: changed, lost } = load.await.unwrap();
     println!("chaos: names of the cluster: {asked} queries, {changed} changed, {lost} lost");
     // In the short form other tests make the machine busy, and the kernel may drop datagrams.
     assert!(changed == 0 && lost <= scaled(0, 20), "{changed} changed, {lost} lost of {asked}");

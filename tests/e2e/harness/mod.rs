@@ -22,6 +22,7 @@ pub mod process;
 pub mod programs;
 pub mod proxy;
 pub mod scale;
+pub mod steady_load;
 
 use std::future::Future;
 use std::path::Path;

@@ -70,9 +70,11 @@ pub fn cases() -> Vec<Case> {
         let source = json!([{"name": name, "hostname": "a.example"}]);
         add(&format!("source {name}"), sources(source), "spec.sources[0].name", LABEL);
     }
-    for (field, service) in
-        [("name", json!({"name": "a.b"})), ("namespace", json!({"name": "a", "namespace": "shop/web"}))]
-    {
+    for (field, service) in [
+        ("name", json!({"name": "a.b"})),
+        ("namespace", json!({"name": "a", "namespace": "shop/web"})),
+        ("cluster", json!({"name": "a", "cluster": "West"})),
+    ] {
         let source = json!([{"name": "a", "service": service}]);
         let path = format!("spec.sources[0].service.{field}");
         add(&format!("{field} of a Service"), sources(source), &path, LABEL);

@@ -295,9 +295,20 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             "kubernetes a.b\n}\nlb.a.b {\nlb_linker",
-            "Corefile:2:1: lb_linker's zone lb.a.b lies in the zone a.b, and the inner one would hide names of the outer",
+            "Corefile:2:1: lb_linker's zone lb.a.b lies in a.b, where kubernetes has the names of the cluster, and one would hide",
         ),
-        ("kubernetes k.a.b\nlb_linker a.b", "Corefile:2:1: lb_linker's zone a.b holds the zone k.a.b, and"),
+        (
+            "kubernetes k.a.b\nlb_linker a.b",
+            "Corefile:2:1: lb_linker's zone a.b holds k.a.b, where kubernetes has",
+        ),
+        (
+            "kubernetes\n}\nsvc {\nlb_linker",
+            "Corefile:2:1: lb_linker's zone svc equals svc, where kubernetes has",
+        ),
+        (
+            "kubernetes .\n}\na.pod {\nlb_linker",
+            "Corefile:2:1: lb_linker's zone a.pod lies in pod, where kubernetes",
+        ),
         ("kubernetes a.b {\npods all\n}", "Corefile:3:6: \"all\" isn't disabled, insecure or verified"),
         ("kubernetes a.b {\nttl 3601\n}", "Corefile:3:5: \"3601\" isn't a number of seconds from 0 to 3600"),
         ("kubernetes a.b {\nlabels a in (\n}", "Corefile:3:8: \"a in (\" is not a label selector such as"),

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 use ipnet::IpNet;
@@ -311,18 +312,28 @@ impl LinkZoneOptions {
         self.origins.iter().map(|origin| LinkZone { origin: origin.clone(), ..self.zone.clone() })
     }
 
-    /// Builds the zones; `own_addresses` returns the addresses of this server, the default of `ns`.
+    /// Builds the zones; `own_addresses` returns the addresses of this server, the default of `ns`. `remotes` are the names
+    /// of the remote clusters.
     pub(super) fn zones(
         &self,
         own_addresses: impl FnOnce() -> Vec<IpAddr>,
+        remotes: &Arc<[Arc<str>]>,
     ) -> Result<Vec<Zone>, CorefileError> {
         let addresses = if self.ns.is_empty() { own_addresses() } else { self.ns.clone() };
         let mut zones = Vec::new();
         for zone in self.link_zones() {
             let LinkZone { origin, apex, sources, ingress_classes, gateway_classes, k8s_gateway, .. } = zone;
-            let (addresses, ttl) = (addresses.clone(), self.ttl);
-            let options =
-                ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes, k8s_gateway };
+            let (addresses, ttl, remotes) = (addresses.clone(), self.ttl, Arc::clone(remotes));
+            let options = ZoneOptions {
+                addresses,
+                ttl,
+                apex,
+                sources,
+                ingress_classes,
+                gateway_classes,
+                k8s_gateway,
+                remotes,
+            };
             // The origin is valid: `check_origin` has accepted it.
             zones.extend(Zone::with_options(&origin, options));
         }

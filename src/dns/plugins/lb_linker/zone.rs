@@ -50,6 +50,8 @@ pub struct Zone {
     authority: Authority,
     /// The zone with its sources, as the store has it. Reverse zones have the names of load balancers.
     configured: owner::Zone,
+    /// The domains of remote clusters, as the store has them.
+    domains: Arc<[owner::Zone]>,
 }
 
 /// The options of a forward zone; its reverse zones share them.
@@ -65,6 +67,8 @@ pub struct ZoneOptions {
     pub sources: Vec<Source>,
     pub ingress_classes: Vec<Box<str>>,
     pub gateway_classes: Vec<Box<str>>,
+    /// The remote clusters, each with a domain below the zone.
+    pub remotes: Arc<[Arc<str>]>,
     /// What a zone of *k8s_gateway* has besides.
     pub k8s_gateway: Option<K8sGateway>,
 }
@@ -128,6 +132,7 @@ impl Default for ZoneOptions {
             sources: vec![Source::SERVICES],
             ingress_classes: Vec::new(),
             gateway_classes: Vec::new(),
+            remotes: Arc::default(),
             k8s_gateway: None,
         }
     }
@@ -142,8 +147,16 @@ impl Zone {
     /// Fails if the origin is too long for names below it, or if the apex isn't a label or, in a zone of *k8s_gateway*, a
     /// name.
     pub fn with_options(origin: &Name, options: ZoneOptions) -> Result<Self, ProtoError> {
-        let ZoneOptions { addresses, ttl, apex, sources, ingress_classes, gateway_classes, k8s_gateway } =
-            options;
+        let ZoneOptions {
+            addresses,
+            ttl,
+            apex,
+            sources,
+            ingress_classes,
+            gateway_classes,
+            k8s_gateway,
+            remotes,
+        } = options;
         let apex = apex.to_ascii_lowercase();
         let secondary = k8s_gateway.as_ref().and_then(|own| own.secondary.clone());
         let servers: Vec<&str> = std::iter::once(&*apex).chain(secondary.as_deref()).collect();
@@ -174,9 +187,12 @@ impl Zone {
         let apex = apex.into();
         let configured =
             owner::Zone { apex, sources, ingress_classes, gateway_classes, k8s_gateway, ..(&origin).into() };
-        let names = ZoneKind::LinkNames(LinkNames::new(origin.clone(), own, configured.has_default_names()));
+        let mut all = configured.with_remotes(&remotes);
+        let (configured, domains) = (all.remove(0), Arc::<[owner::Zone]>::from(all));
+        let has_default_names = configured.has_default_names();
+        let names = LinkNames::new(origin.clone(), own, has_default_names, Arc::clone(&domains));
         let authority = Authority { name_servers, hostmaster, addresses, ttl, own_ttl };
-        Ok(Self { origin, names, authority, configured })
+        Ok(Self { origin, names: ZoneKind::LinkNames(names), authority, configured, domains })
     }
 
     /// Returns the reverse zones of a network: one zone, or several if the prefix ends within an octet or hexadecimal
@@ -193,6 +209,7 @@ impl Zone {
                 names: ZoneKind::Reverse(Reverse::new(net, first.clone())),
                 authority: self.authority.clone(),
                 configured: (&self.origin).into(),
+                domains: Arc::default(),
             })
             .collect()
     }
@@ -243,12 +260,16 @@ impl Zone {
                 snapshot_links = Some((in_use, Arc::clone(&present.store)));
             }
         }
-        let unlisted = store.unlisted_source(&self.configured).filter(|_| synced && !self.is_reverse());
-        let may_lack = synced && !self.is_reverse() && store.may_lack(relative);
+        let domain = LinkNames::domain_of(&self.domains, relative);
+        let configured = domain.unwrap_or(&self.configured);
+        let unlisted = store.unlisted_source(configured);
+        // The names of a remote cluster don't depend on the load balancers of the home cluster.
+        let unlisted = unlisted.filter(|_| (synced || domain.is_some()) && !self.is_reverse());
+        let may_lack = synced && domain.is_none() && !self.is_reverse() && store.may_lack(relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         if may_lack && matches!(node, Node::Nothing | Node::Empty)
-            || unlisted.is_some_and(|source| self.may_have(source, store, relative, &node))
+            || unlisted.is_some_and(|source| self.may_have((configured, source), store, relative, &node))
         {
             let saved = self.answer_of_unlisted(store, name, relative, qtype);
             return saved
@@ -257,6 +278,7 @@ impl Zone {
         }
         let has_default_names = self.configured.has_default_names();
         let may_change = node.may_change(relative) || !has_default_names && matches!(node, Node::Link(_));
+        let may_change = domain.is_none() && may_change;
         let is_incomplete =
             snapshot_links.as_ref().is_some_and(|(_, saved)| node.is_incomplete(saved, qtype));
         if !synced && (may_change || is_incomplete) {
@@ -293,13 +315,20 @@ impl Zone {
         is_of_other.then(|| ZoneAnswer { snapshot: Some(Arc::clone(&present.store)), ..answer })
     }
 
-    /// Returns whether a name below the origin may belong to an object of a source that isn't listed.
-    fn may_have(&self, source: &Source, store: &Store, relative: &[u8], node: &Node) -> bool {
+    /// Returns whether a name below the origin may belong to an object of a source that isn't listed, of the zone or of the
+    /// domain of a remote cluster.
+    fn may_have(
+        &self,
+        (zone, source): (&owner::Zone, &Source),
+        store: &Store,
+        relative: &[u8],
+        node: &Node,
+    ) -> bool {
         match node {
             Node::Nothing | Node::Empty => true,
             Node::Link(link) if self.is_default_name(&link.key, relative) => false,
             Node::Link(link) => {
-                self.configured.is_before_target(source, &link.key)
+                zone.is_before_target(source, &link.key)
                     || !store.has_exactly(&[relative, &*self.configured.origin].concat())
             }
             _ => false,

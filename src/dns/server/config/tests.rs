@@ -145,7 +145,7 @@ fn cluster_zones_are_those_of_the_plugins_without_reverse_zones() {
     };
     let text = "cluster.local 10.0.0.0/8 {\nkubernetes\n}\n. {\nkubernetes k8s.test in-addr.arpa ip6.arpa\n\
                 k8s_external example.org\n}\n.:54 {\nkubernetes\n}\n";
-    assert_eq!(zones(text), ["cluster.local.", "k8s.test.", "example.org."]);
+    assert_eq!(zones(text), ["cluster.local.", "k8s.test.", "example.org.", "svc.", "pod."]);
     assert!(zones("lb.internal {\nlb_linker\n}\n").is_empty());
 }
 

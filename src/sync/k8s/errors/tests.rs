@@ -40,6 +40,12 @@ fn causes_of_tls_are_sentences_without_links() {
     }
 }
 
+#[test]
+fn request_without_an_answer_has_one_wording() {
+    let error = kube::Error::Service(Box::new(Elapsed::new()));
+    assert_eq!(describe(&error, "list Services", ""), "can't list Services: no answer within 10s");
+}
+
 #[tokio::test]
 async fn refused_certificate_is_named_through_kube() {
     let key = rcgen::KeyPair::generate().unwrap();

@@ -127,9 +127,10 @@ impl DnsEndpoint {
 
     /// Returns whether a name lies in a zone with names of DNSEndpoints. Names elsewhere are those of other DNS servers.
     fn is_ours(&self, name: &str, rules: &Rules) -> bool {
-        let has_names = |zone: &Zone| {
-            zone.has(&Source::DNS_ENDPOINTS) && (zone.k8s_gateway.is_none() || !is_ignored(&self.metadata))
-        };
+        let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
+        let source = Source::DNS_ENDPOINTS.in_cluster_of(namespace);
+        let has_names =
+            |zone: &Zone| zone.has(&source) && (zone.k8s_gateway.is_none() || !is_ignored(&self.metadata));
         zone_of(name, &rules.zones).is_some_and(has_names)
     }
 

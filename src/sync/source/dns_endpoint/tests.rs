@@ -401,7 +401,8 @@ impl World {
         let Rules { policy, store, .. } = rules();
         store.set_known(Input::Services);
         let reporter = test_support::link_reporter();
-        let mut names = Names::new(DnsEndpoints::default(), Arc::clone(&store), Arc::default(), reporter);
+        let mut names =
+            Names::new(DnsEndpoints::default(), None, Arc::clone(&store), Arc::default(), reporter);
         names.set_rules(store.zones(), policy);
         Self { store, names }
     }

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use smallvec::SmallVec;
 
 use super::types::{GROUP, Host, Listener, ParentRef, RouteObject};
+use crate::model::clusters;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Annotations;
 use crate::model::owner::{Source, Zone};
@@ -118,11 +119,7 @@ impl Route {
     /// Returns what the route asks for, given the listeners of the parents that have accepted it.
     #[must_use]
     pub fn decide<'a>(&'a self, id: &ObjectId, parents: &[Listeners<'a>], rules: &Rules) -> Decision<'a> {
-        let metadata = ObjectMeta {
-            namespace: Some(id.key.namespace().to_owned()),
-            annotations: Some(self.annotations.clone()),
-            ..ObjectMeta::default()
-        };
+        let metadata = self.metadata(id);
         let mut all = parents.iter().flat_map(|parent| parent.places(id));
         let listeners: Vec<(&Listener, Place<'a>)> = all.by_ref().take(MAX_OF_ROUTE).collect();
         let mut ignored = Rejection::new(RejectedField::Hostname, "the listeners of its parents");
@@ -130,7 +127,7 @@ impl Route {
         let mut unusable: Vec<Rejection> = ignored.non_empty().into_iter().collect();
         let prefixes = &rules.policy.annotation_prefixes;
         let counting = HostnameSource::of(&metadata, "gateway-hostname-source", prefixes, &mut unusable);
-        let mut wanted = self.wanted(&listeners, counting, rules, &mut unusable);
+        let mut wanted = self.wanted(&listeners, counting, rules, id.key.namespace(), &mut unusable);
         let of_k8s_gateway = self.names_of_k8s_gateway(counting, rules);
         for parent in parents {
             of_k8s_gateway.iter().for_each(|name| add(&mut wanted, name, &parent.place()));
@@ -148,7 +145,8 @@ impl Route {
             place.hands_on && rules.policy.check_granted(place.namespace, name).is_ok()
         };
         let asking = Asking {
-            source: Source { kind: id.kind.api().1.into(), ..Source::GATEWAYS },
+            source: Source { kind: id.kind.api().1.into(), ..Source::GATEWAYS }
+                .in_cluster_of(id.key.namespace()),
             one: "a route",
             many: "routes",
             metadata: &metadata,
@@ -181,6 +179,15 @@ impl Route {
         Decision { names, settings, unusable }
     }
 
+    /// Returns what is kept of the metadata.
+    fn metadata(&self, id: &ObjectId) -> ObjectMeta {
+        ObjectMeta {
+            namespace: Some(id.key.namespace().to_owned()),
+            annotations: Some(self.annotations.clone()),
+            ..ObjectMeta::default()
+        }
+    }
+
     /// Returns the names in zones of *k8s_gateway*: the route's hostnames, whatever those of listeners are.
     fn names_of_k8s_gateway(&self, counting: HostnameSource, rules: &Rules) -> Vec<String> {
         let hostnames = self.hostnames.iter().filter(|_| counting != HostnameSource::Annotations);
@@ -204,6 +211,7 @@ impl Route {
         listeners: &[(&'a Listener, Place<'a>)],
         counting: HostnameSource,
         rules: &Rules,
+        namespace: &str,
         unusable: &mut Vec<Rejection>,
     ) -> IndexMap<&'a str, Places<'a>> {
         let mut wanted = IndexMap::new();
@@ -222,8 +230,8 @@ impl Route {
             return wanted;
         }
         let mut rejection = Rejection::new(RejectedField::Hostname, "the hostname");
-        let is_ours =
-            |host: &Host| zone_of(host, &rules.zones).is_some_and(|zone| zone.has(&Source::GATEWAYS));
+        let source = Source::GATEWAYS.in_cluster_of(namespace);
+        let is_ours = |host: &Host| zone_of(host, &rules.zones).is_some_and(|zone| zone.has(&source));
         let hostnames = self.hostnames.iter().filter(|host| !is_of_k8s_gateway(host));
         let mut ours = hostnames.filter(|host| host.starts_with('*') || is_ours(host));
         for host in ours.by_ref().take(MAX_ENTRIES) {
@@ -308,9 +316,10 @@ pub fn parent(reference: &ParentRef, namespace: &str) -> Option<ObjectId> {
         (GROUP, Some("ListenerSet")) => RegardingKind::ListenerSet,
         _ => return None,
     };
-    let namespace = reference.namespace.as_deref().unwrap_or(namespace);
+    let of_cluster = |named| clusters::in_cluster(clusters::cluster_of(namespace), named);
+    let namespace = reference.namespace.as_deref().map_or(namespace.into(), of_cluster);
     let metadata = ObjectMeta {
-        namespace: Some(namespace.to_owned()),
+        namespace: Some(namespace.into_owned()),
         name: Some(reference.name.clone()),
         ..ObjectMeta::default()
     };

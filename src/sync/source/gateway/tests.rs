@@ -37,7 +37,8 @@ impl World {
             Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
         let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
         let selection = Arc::new(selection);
-        let mut names = Names::new(Gateways::default(), Arc::clone(&store), selection, link_reporter.clone());
+        let mut names =
+            Names::new(Gateways::default(), None, Arc::clone(&store), selection, link_reporter.clone());
         names.set_rules(store.zones(), Arc::new(policy));
         Self { feed: store.subscribe(), store, names, link_reporter }
     }

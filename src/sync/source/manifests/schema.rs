@@ -356,7 +356,10 @@ static STABLE_NAME_SPEC: [Field; 9] = [
             field("addresses", List(&Text)),
             field("hostname", Text),
             required("name", Text),
-            field("service", Object(&[required("name", Text), field("namespace", Text)])),
+            field(
+                "service",
+                Object(&[field("cluster", Text), required("name", Text), field("namespace", Text)]),
+            ),
         ])),
     ),
     field("ttlSeconds", Integer),

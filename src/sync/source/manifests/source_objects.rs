@@ -194,7 +194,7 @@ fn names_of<S: NameSource + Default>(
     selection: &Arc<Selection>,
     link_reporter: &LinkReporter,
 ) -> Names<S> {
-    Names::new(S::default(), Arc::clone(store), Arc::clone(selection), link_reporter.clone())
+    Names::new(S::default(), None, Arc::clone(store), Arc::clone(selection), link_reporter.clone())
 }
 
 impl ManifestSource {

@@ -12,6 +12,7 @@ use super::tree::{Node, place};
 use crate::api::stable_name::StableName;
 use crate::api::validation::validate;
 use crate::model::excerpt::{sentence, value};
+use crate::model::names;
 use crate::model::service_key::ServiceKey;
 
 /// The namespace of objects without one.
@@ -49,6 +50,14 @@ pub(super) fn read(content: &SourceText<'_>, object: &Spanned<Node>) -> Result<S
             false => invalid.to_string(),
         };
         reader.refuse_field(&invalid.field, sentence(&why).to_string());
+    }
+    for (number, source) in decoded.spec.sources.iter().enumerate() {
+        let cluster = source.service.as_ref().and_then(|service| service.cluster.as_deref());
+        if cluster.is_some_and(names::is_label) {
+            let path = format!("spec.sources[{number}].service.cluster");
+            let why = format!("{path}: with --manifests there are no other clusters: leave this field out");
+            reader.refuse_field(&path, why);
+        }
     }
     reader.finish(decoded)
 }

@@ -297,6 +297,13 @@ fn each_error_has_line_column_and_field() {
         ("ttlSeconds: 5", "hostnames: [~]", &["8:15: spec.hostnames[0]: must be of type string"]),
         ("name: seoul", "name: ~", &["6:7: spec.sources[0].name: must be given"]),
         (
+            "{name: web}}",
+            "{name: web, cluster: west}}",
+            &[
+                "6:51: spec.sources[0].service.cluster: with --manifests there are no other clusters: leave this field out",
+            ],
+        ),
+        (
             "name: seoul",
             "name: 1e3",
             &[

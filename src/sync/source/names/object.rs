@@ -141,7 +141,7 @@ impl Asking<'_> {
         let policy = &rules.policy;
         let ttl = annotations::ttl(self.metadata, &policy.annotation_prefixes, unusable);
         annotations::check_managed(self.metadata, unusable);
-        let (allow_from, refused_namespaces) = annotations::allow_from(self.metadata);
+        let (allow_from, refused_namespaces) = annotations::allow_from(self.metadata, &policy.home);
         unusable.extend(refused_namespaces);
         let known = &policy.hostname_annotations;
         unusable.extend(annotations::unknown(self.metadata, known, self.many, self.annotations));

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::core::error_boundary::InvalidObject;
-use kube::{Client, Resource};
+use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
 use super::shared::ObjectId;
 use super::state::NameState;
 use crate::metrics::staleness::LastActivity;
+use crate::model::clusters;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
 use crate::model::owner::{Source, Zone};
@@ -33,7 +34,7 @@ pub struct WatchedKind {
     pub many: &'static str,
     /// The name of the watch in metrics.
     pub watch: &'static str,
-    /// How a missing permission is granted.
+    /// How a missing permission is granted in the home cluster.
     pub hint: &'static str,
     /// The versions of a resource of a CRD, the newest first: the first that is served is read, and a missing CRD is an empty
     /// list. Empty for a resource that is always there.
@@ -44,6 +45,7 @@ pub struct WatchedKind {
 pub trait NameSource: Send + 'static {
     /// An object of one of the kinds.
     type Object: Send + 'static;
+    /// The source in the home cluster.
     const SOURCE: Source;
     /// The objects that ask for names, in sentences.
     const MANY: &'static str;
@@ -91,6 +93,8 @@ pub trait NameSource: Send + 'static {
 
 /// The request of a list and watch, as [`list_watch`] takes it.
 pub struct WatchRequest {
+    /// The remote cluster; `None` for the home cluster.
+    pub cluster: Option<Arc<str>>,
     pub client: Client,
     pub query: RequestQuery,
     pub activity: Arc<LastActivity>,
@@ -112,13 +116,18 @@ impl WatchRequest {
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
     {
-        let Self { client, query, activity, availability } = self;
-        let seen = move |object: RawDeserializeGuard<K>| Seen {
-            key: key_of(&object),
-            object: object.0.map(of_source),
+        let Self { cluster, client, query, activity, availability } = self;
+        let seen = move |mut object: RawDeserializeGuard<K>| {
+            // From here on the namespace has its cluster.
+            if cluster.is_some() {
+                let plain = object.namespace().unwrap_or_default();
+                object.meta_mut().namespace =
+                    Some(clusters::in_cluster(cluster.as_deref(), &plain).into_owned());
+            }
+            Seen { key: key_of(&object), object: object.0.map(of_source) }
         };
         let items = list_watch::<K>(client, query, activity, availability);
-        items.map(move |item| item.map(|event| event.map(seen))).boxed()
+        items.map(move |item| item.map(|event| event.map(&seen))).boxed()
     }
 }
 
@@ -145,8 +154,15 @@ enum Ending {
 
 impl<S: NameSource> Names<S> {
     #[must_use]
-    pub fn new(source: S, store: Arc<Store>, selection: Arc<Selection>, link_reporter: LinkReporter) -> Self {
-        let state = NameState::new((S::SOURCE, S::MANY), store, selection, link_reporter);
+    pub fn new(
+        source: S,
+        cluster: Option<Arc<str>>,
+        store: Arc<Store>,
+        selection: Arc<Selection>,
+        link_reporter: LinkReporter,
+    ) -> Self {
+        let names = (Source { cluster, ..S::SOURCE }, S::MANY);
+        let state = NameState::new(names, store, selection, link_reporter);
         Self { source, state, ending: None }
     }
 
@@ -160,7 +176,7 @@ impl<S: NameSource> Names<S> {
     #[must_use]
     pub fn has_zones(&self, zones: &[Zone]) -> bool {
         let of_source = |zones: &[Zone]| -> Vec<Zone> {
-            zones.iter().filter(|zone| zone.has(&S::SOURCE)).cloned().collect()
+            zones.iter().filter(|zone| zone.has(self.state.source())).cloned().collect()
         };
         of_source(self.state.zones()) == of_source(zones)
     }

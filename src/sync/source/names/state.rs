@@ -118,6 +118,12 @@ impl NameState {
         self.is_complete = false;
     }
 
+    /// Returns the source, with its cluster.
+    #[must_use]
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
     #[must_use]
     pub fn zones(&self) -> &[Zone] {
         &self.rules.zones
@@ -316,9 +322,9 @@ impl NameState {
                 let listed = kind.map(of_kind).map(Box::new);
                 (Claims { created, names: [name.name().into()].into(), listed }, link)
             });
-            all.push((self.owner_of(name), observed));
+            all.push((name.clone(), observed));
         }
-        self.rules.store.observe_all(all, version);
+        self.rules.store.observe_all(&self.source, all, version);
         // Which objects share a name is no change of the store.
         self.link_reporter.findings.asking.note_change();
         self.check_lost(now);
@@ -374,7 +380,8 @@ impl NameState {
         }
         if !self.is_listed {
             let (objects, names) = (names.objects().count(), known.len());
-            info!("ready: {} with DNS names: {objects}; DNS names: {names}", self.many);
+            let place = self.source.place();
+            info!("ready: {}{place} with DNS names: {objects}; DNS names: {names}", self.many);
         }
     }
 
@@ -382,7 +389,9 @@ impl NameState {
     pub(super) fn set_listed(&mut self) {
         self.is_listed = true;
         let origins = &self.rules.policy.targets.zones;
-        let is_checked = |zone: &&Zone| origins.iter().any(|origin| Zone::from(origin).origin == zone.origin);
+        // The domain of a remote cluster lies in its zone.
+        let is_checked =
+            |zone: &&Zone| origins.iter().any(|origin| Zone::from(origin).below(&zone.origin).is_some());
         let zones: Vec<Zone> = self.rules.zones.iter().filter(is_checked).cloned().collect();
         self.rules.store.set_listed(&self.source, &zones);
     }

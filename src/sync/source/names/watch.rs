@@ -1,6 +1,6 @@
 //! Reads the objects of a source from the API server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,10 +31,13 @@ use crate::sync::task::supervisor::SyncError;
 
 /// The longest pause before the first list is requested again: names that aren't known get SERVFAIL until then.
 const FIRST_LIST_PAUSE: Duration = Duration::from_secs(2);
+const HINT_OF_REMOTE: &str = "deploy/remote/ grants the permission, in that cluster";
 
 /// Keeps the names of a source up to date.
 #[derive(Clone)]
 pub struct NameWatcher {
+    /// The remote cluster whose objects are read; `None` for the home cluster.
+    pub cluster: Option<Arc<str>>,
     pub client: Client,
     pub availability: ApiAvailability,
     pub selection: Arc<Selection>,
@@ -128,7 +131,7 @@ impl NameWatcher {
                             events.push(self.begin::<S>(number, &mut watches.scopes[number]));
                         }
                     }
-                    () = self.store.known(Input::Services), if is_waiting => watches.end_waiting(),
+                    () = self.may_end_lists(), if is_waiting => watches.end_waiting(),
                     () = sleep_until_opt(watches.list_at()) => {
                         for number in watches.take_due() {
                             events.push(self.begin::<S>(number, &mut watches.scopes[number]));
@@ -150,11 +153,35 @@ impl NameWatcher {
         }
     }
 
+    /// Waits until names may be published. Those of the home cluster's load balancers go before; a remote cluster doesn't
+    /// wait for another one.
+    async fn may_end_lists(&self) {
+        if self.cluster.is_none() {
+            self.store.known(Input::Services).await;
+        }
+    }
+
+    /// Returns the part of the flag `--watch-namespaces`, which is about the home cluster.
+    fn namespaces(&self) -> BTreeSet<String> {
+        if self.cluster.is_some() { BTreeSet::new() } else { self.selection.namespaces.clone() }
+    }
+
     fn watches<S: NameSource>(&self, source: S) -> Watches<S> {
+        let (place, hint) = match &self.cluster {
+            Some(cluster) => (format!(" of cluster {cluster}"), Some(HINT_OF_REMOTE)),
+            None => (String::new(), None),
+        };
         let scope = |kind: &'static WatchedKind, namespace: Option<&str>| Scope {
             kind,
             namespace: namespace.map(ToOwned::to_owned),
-            log: WatchLog::new(self.availability.clone(), in_place(kind.many, namespace), kind.hint),
+            log: WatchLog::new(
+                self.availability.clone(),
+                match namespace {
+                    None if !place.is_empty() => format!("{}{place}", kind.many),
+                    namespace => in_place(kind.many, namespace),
+                },
+                hint.unwrap_or(kind.hint),
+            ),
             activity: None,
             list: GuardedList::default(),
             version: Version::default(),
@@ -164,20 +191,23 @@ impl NameWatcher {
             is_waiting: false,
             end: None,
         };
+        let namespaces = self.namespaces();
         let of_kind = |kind: &'static WatchedKind| {
-            watch_scopes(&self.selection.namespaces).map(move |namespace| scope(kind, namespace))
+            watch_scopes(&namespaces).map(|namespace| scope(kind, namespace)).collect::<Vec<_>>()
         };
         let (store, selection) = (Arc::clone(&self.store), Arc::clone(&self.selection));
         Watches {
             scopes: S::KINDS.iter().flat_map(of_kind).collect(),
-            names: Names::new(source, store, selection, self.link_reporter.clone()),
+            names: Names::new(source, self.cluster.clone(), store, selection, self.link_reporter.clone()),
             guards: BTreeMap::new(),
         }
     }
 
     /// Starts to list and watch from the beginning, and ends the previous watch of this scope.
     fn begin<S: NameSource>(&self, number: usize, scope: &mut Scope) -> Tagged<S::Object> {
-        let activity = self.staleness.watch(&watch_name(scope.kind.watch, scope.namespace.as_deref()));
+        let name = watch_name(scope.kind.watch, scope.namespace.as_deref());
+        let name = self.cluster.as_ref().map_or(name.clone(), |cluster| format!("{cluster}:{name}"));
+        let activity = self.staleness.watch(&name);
         scope.activity = Some(Arc::clone(&activity));
         scope.is_waiting = false;
         let query = RequestQuery {
@@ -187,7 +217,9 @@ impl NameWatcher {
             ..RequestQuery::default()
         };
         let (client, availability) = (self.client.clone(), self.availability.clone());
-        let events = S::watch(scope.kind.kind, WatchRequest { client, query, activity, availability });
+        let cluster = self.cluster.clone();
+        let events =
+            S::watch(scope.kind.kind, WatchRequest { cluster, client, query, activity, availability });
         let (events, end) = abortable(events.map(move |event| (number, event)));
         if let Some(before) = scope.end.replace(end) {
             before.abort();
@@ -241,13 +273,18 @@ impl NameWatcher {
     }
 
     fn forget_note<S: NameSource>(&self, scope: &Scope) {
-        self.link_reporter.findings.readiness.sources.lock().remove(&key_of_note::<S>(scope));
+        self.link_reporter.findings.readiness.sources.lock().remove(&self.key_of_note::<S>(scope));
+    }
+
+    fn key_of_note<S: NameSource>(&self, scope: &Scope) -> (Source, &'static str, Option<String>) {
+        let source = Source { cluster: self.cluster.clone(), ..S::SOURCE };
+        (source, scope.kind.kind.api().1, scope.namespace.clone())
     }
 
     /// Notes for `/ready` why the objects can't be read.
     fn note<S: NameSource, T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
         let mut sources = self.link_reporter.findings.readiness.sources.lock();
-        let key = key_of_note::<S>(scope);
+        let key = self.key_of_note::<S>(scope);
         let error = match item {
             Ok(Event::ListBegins) => return,
             Ok(_) => return drop(sources.remove(&key)),
@@ -260,10 +297,6 @@ impl NameWatcher {
             sources.insert(key, note);
         }
     }
-}
-
-fn key_of_note<S: NameSource>(scope: &Scope) -> (Source, &'static str, Option<String>) {
-    (S::SOURCE, scope.kind.kind.api().1, scope.namespace.clone())
 }
 
 /// What follows from an item of a watch.

@@ -9,6 +9,8 @@ use kube::{Client, ResourceExt};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
+use super::FailoverContext;
+use crate::model::clusters::{self, cluster_of};
 use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -21,7 +23,7 @@ use crate::sync::removal::facts::{Facts, Found, Membership, ServiceState, Subjec
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::source::selection::Selection;
 
-/// Maximum number of concurrent look-ups.
+/// Maximum number of concurrent look-ups in a cluster: one that doesn't answer delays none in another cluster.
 const MAX_LOOK_UPS: usize = 8;
 /// The time between two look-ups of a Service, while they fail or the Service exists: the watch may be behind.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
@@ -41,6 +43,8 @@ pub(super) struct MissingServices {
     waiting: Turns<Missing>,
     look_ups_added: u64,
     look_ups: JoinSet<LookUpEnd>,
+    /// The number of look-ups under way in each cluster; the home cluster has the name "".
+    under_way: HashMap<Box<str>, usize>,
 }
 
 #[derive(Default)]
@@ -74,7 +78,10 @@ impl From<Found> for Answer {
 /// A look-up that has ended.
 pub(super) struct LookUpEnd {
     missing: Missing,
-    answer: kube::Result<Answer>,
+    /// `None` if there was no answer.
+    answer: Option<Answer>,
+    /// Whether an authorizer has refused it.
+    is_refused: bool,
 }
 
 impl Absence {
@@ -156,21 +163,29 @@ impl MissingServices {
         *self = Self::default();
     }
 
-    /// Sends the look-ups that wait, up to the limit.
-    pub(super) fn start(
-        &mut self,
-        client: &Client,
-        availability: &ApiAvailability,
-        selection: &Arc<Selection>,
-    ) {
-        while self.look_ups.len() < MAX_LOOK_UPS
-            && let Some((_, missing)) = self.waiting.take(|_| true)
+    /// Sends the look-ups that wait, up to the limit, to the clusters of their Services.
+    pub(super) fn start(&mut self, context: &FailoverContext) {
+        let under_way = |all: &HashMap<Box<str>, usize>, namespace: &str| {
+            all.get(cluster_of(namespace).unwrap_or_default()).copied().unwrap_or_default()
+        };
+        while let Some((namespace, missing)) =
+            self.waiting.take(|namespace| under_way(&self.under_way, namespace) < MAX_LOOK_UPS)
         {
-            let (client, availability) = (client.clone(), availability.clone());
-            let selection = Arc::clone(selection);
+            let cluster = cluster_of(&namespace);
+            *self.under_way.entry(cluster.unwrap_or_default().into()).or_default() += 1;
+            let api = match cluster {
+                None => Some((context.client.clone(), context.availability.clone())),
+                Some(cluster) => context.remotes.client(cluster),
+            };
+            let selection = Arc::clone(&context.selection);
+            let home = Arc::clone(&context.hostname_policy.borrow().home);
             self.look_ups.spawn(async move {
-                let answer = look_up(client, &availability, &selection, &missing).await;
-                LookUpEnd { missing, answer }
+                let Some((client, availability)) = api else {
+                    return LookUpEnd { missing, answer: None, is_refused: false };
+                };
+                let answer = look_up(client, &availability, (&selection, &home), &missing).await;
+                let is_refused = answer.as_ref().is_err_and(Forbidden::lists_services);
+                LookUpEnd { missing, answer: answer.ok(), is_refused }
             });
         }
     }
@@ -181,14 +196,18 @@ impl MissingServices {
     }
 
     /// Records the end of a look-up. Returns the StableNames to decide about.
-    pub(super) fn record(&mut self, LookUpEnd { missing, answer }: LookUpEnd) -> Vec<ServiceKey> {
+    pub(super) fn record(&mut self, ended: LookUpEnd) -> Vec<ServiceKey> {
+        let LookUpEnd { missing, answer, is_refused } = ended;
+        if let Some(number) = self.under_way.get_mut(missing.0.cluster().unwrap_or_default()) {
+            *number = number.saturating_sub(1);
+        }
         let Some(absence) = self.states.get_mut(&missing) else { return Vec::new() };
         absence.pending = None;
-        absence.refusal.note(answer.as_ref().is_err_and(Forbidden::lists_services));
+        absence.refusal.note(is_refused);
         // A Role is deleted with its namespace: if the authorizer has refused for ten minutes, the Service counts as
         // gone.
         let refused = || absence.refusal.is_lasting().then(|| Found::Refused { is_lasting: true }.into());
-        if let Some(answer) = answer.ok().or_else(refused) {
+        if let Some(answer) = answer.or_else(refused) {
             absence.answer = Some(answer);
         }
         absence.ended = Some(Instant::now());
@@ -196,14 +215,14 @@ impl MissingServices {
     }
 }
 
-/// Looks up a load balancer, selected or not.
+/// Looks up a load balancer, selected or not. `home` is the name of the home cluster.
 async fn look_up(
     client: Client,
     availability: &ApiAvailability,
-    selection: &Selection,
+    (selection, home): (&Selection, &str),
     (service, uid): &Missing,
 ) -> kube::Result<Answer> {
-    let (namespace, name) = service.parts();
+    let (namespace, name) = (clusters::split(service.namespace()).1, service.name());
     let found = find_in_etcd::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
         Ok(_) => availability.report_available(),
@@ -214,25 +233,36 @@ async fn look_up(
     let is_same = found.uid().is_some_and(|known| *uid == *known.as_str());
     let which = if is_same { Which::Same } else { Which::Another };
     let exists = |membership| Found::Exists { which, membership, is_open: true };
-    let is_watched = selection.watches(namespace);
+    let is_watched = selection.watches(service.namespace());
     // An undecodable Service isn't gone.
-    let Ok(found) = found.0 else {
+    let Ok(mut found) = found.0 else {
         return Ok(Answer { is_watched, ..exists(Membership::NotSelected).into() });
     };
+    found.metadata.namespace = Some(service.namespace().to_owned());
     Ok(Answer {
         found: exists(selection.membership(&found)),
-        annotations: Some(Annotations { allow_from: found.allow_from().0, ..Annotations::default() }),
+        annotations: Some(Annotations { allow_from: found.allow_from(home).0, ..Annotations::default() }),
         is_watched: is_watched && selection.matches_labels(&found.metadata),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::future::pending;
+
+    use axum::body::Body;
+    use axum::http::{Request, Response};
     use kube::core::Selector;
     use serde_json::{Value, json};
+    use tokio::sync::watch;
     use tokio::time::{advance, timeout};
 
     use super::*;
+    use crate::model::hostname_policy::HostnamePolicy;
+    use crate::sync::events::Recorder;
+    use crate::sync::k8s::remotes::Remotes;
+    use crate::sync::stable_name::controller::tests::context;
     use crate::sync::test_support::{client, status};
 
     impl MissingServices {
@@ -244,8 +274,12 @@ mod tests {
         }
     }
 
-    /// Returns a client for an API server with one Service, and in namespace "closed" without the permission to list.
-    fn api_server(service: Value) -> Client {
+    /// Returns the context of a leader whose API server has one Service, and in namespace "closed" doesn't permit to list.
+    fn api_server(service: Value) -> FailoverContext {
+        context(client_for(service), Recorder::none())
+    }
+
+    fn client_for(service: Value) -> Client {
         client(move |request| match request.uri().path().contains("/closed/") {
             true => {
                 let message = "services is forbidden: User \"lb-linker\" cannot list resource \"services\" in API \
@@ -265,10 +299,14 @@ mod tests {
     }
 
     /// Returns the result of one look-up of the Service with uid `known`, and whether another one is due later.
-    async fn look_up(absences: &mut MissingServices, client: &Client, namespace: &str) -> (bool, bool) {
+    async fn look_up(
+        absences: &mut MissingServices,
+        context: &FailoverContext,
+        namespace: &str,
+    ) -> (bool, bool) {
         let (object, service) = (key("shop", "sn"), key(namespace, "web"));
         absences.confirm_gone(&object, &service, &"known".into());
-        absences.start(client, &ApiAvailability::default(), &Arc::default());
+        absences.start(context);
         let ended = absences.ended().await.unwrap().unwrap();
         assert_eq!(absences.record(ended), std::slice::from_ref(&object));
         (absences.confirm_gone(&object, &service, &"known".into()), absences.due(&object).is_some())
@@ -281,8 +319,8 @@ mod tests {
             ("known", "ClusterIP", true),
             ("another", "LoadBalancer", true),
         ] {
-            let (mut absences, client) = (MissingServices::default(), api_server(service(uid, kind)));
-            let (is_confirmed, is_due_later) = look_up(&mut absences, &client, "shop").await;
+            let (mut absences, context) = (MissingServices::default(), api_server(service(uid, kind)));
+            let (is_confirmed, is_due_later) = look_up(&mut absences, &context, "shop").await;
             assert_eq!((is_confirmed, is_due_later), (expected, !expected), "{uid} {kind}");
         }
     }
@@ -302,10 +340,11 @@ mod tests {
             ("unwatched", key("blog", "sn"), false),
             ("shop", key("other", "sn"), true),
         ] {
-            let (mut absences, client) = (MissingServices::default(), api_server(open.clone()));
+            let (mut absences, context) = (MissingServices::default(), api_server(open.clone()));
+            let context = FailoverContext { selection: Arc::new(selection.clone()), ..context };
             let missing = (key(namespace, "web"), "known".into());
             assert!(!absences.confirm_gone(&object, &missing.0, &missing.1));
-            absences.start(&client, &ApiAvailability::default(), &Arc::new(selection.clone()));
+            absences.start(&context);
             let ended = absences.ended().await.unwrap().unwrap();
             absences.record(ended);
             assert_eq!(absences.confirm_gone(&object, &missing.0, &missing.1), expected, "{object}");
@@ -314,11 +353,63 @@ mod tests {
         }
     }
 
+    /// Returns the context of a leader with the remote cluster `west`; nothing exists at home.
+    fn with_west(client: Client) -> FailoverContext {
+        let policy = HostnamePolicy { home: "home".into(), ..HostnamePolicy::default() };
+        let hostname_policy = watch::Sender::new(Arc::new(policy)).subscribe();
+        FailoverContext {
+            remotes: Remotes::of("west", client),
+            hostname_policy,
+            ..api_server(service("another", "LoadBalancer"))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn service_of_a_remote_cluster_is_looked_up_there() {
+        for (uid, allowed, expected) in
+            [("known", "home/shop", false), ("known", "shop", true), ("another", "home/shop", true)]
+        {
+            let mut found = service(uid, "LoadBalancer");
+            found["metadata"]["annotations"] = json!({"linker.hsj.com/allow-from": allowed});
+            let context = with_west(client(move |request| {
+                assert_eq!(request.uri().path(), "/api/v1/namespaces/shop/services");
+                (200, json!({"metadata": {"resourceVersion": "5"}, "items": [found.clone()]}))
+            }));
+            let mut absences = MissingServices::default();
+            let (is_confirmed, _) = look_up(&mut absences, &context, "west/shop").await;
+            assert_eq!(is_confirmed, expected, "{uid} {allowed}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn look_up_without_an_answer_withdraws_nothing() {
+        for namespace in ["west/shop", "east/shop"] {
+            let context = with_west(client(|_| status(503, "ServiceUnavailable", "no")));
+            let found = look_up(&mut MissingServices::default(), &context, namespace).await;
+            assert_eq!(found, (false, true), "{namespace}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_cluster_delays_no_look_up_at_home() {
+        let silent = tower::service_fn(|_: Request<kube::client::Body>| {
+            pending::<Result<Response<Body>, Infallible>>()
+        });
+        let (context, mut absences) = (with_west(Client::new(silent, "default")), MissingServices::default());
+        for number in 0..2 * MAX_LOOK_UPS {
+            let object = key("shop", &number.to_string());
+            absences.found(&object, &key("west/shop", &number.to_string()), &"known".into());
+        }
+        absences.start(&context);
+        assert_eq!(absences.look_ups.len(), MAX_LOOK_UPS);
+        assert!(look_up(&mut absences, &context, "shop").await.0);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn refused_look_ups_confirm_the_absence_after_ten_minutes() {
-        let (mut absences, client) = (MissingServices::default(), api_server(json!({})));
+        let (mut absences, context) = (MissingServices::default(), api_server(json!({})));
         let mut look_ups = 0;
-        while !look_up(&mut absences, &client, "closed").await.0 {
+        while !look_up(&mut absences, &context, "closed").await.0 {
             advance(REPEAT_AFTER).await;
             look_ups += 1;
         }
@@ -327,12 +418,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn objects_share_the_look_up_of_a_service() {
-        let (mut absences, client) =
+        let (mut absences, context) =
             (MissingServices::default(), api_server(service("another", "LoadBalancer")));
         let (objects, web) = ([key("shop", "a"), key("shop", "b")], key("shop", "web"));
         for object in &objects {
             assert!(!absences.confirm_gone(object, &web, &"known".into()));
-            absences.start(&client, &ApiAvailability::default(), &Arc::default());
+            absences.start(&context);
         }
         assert_eq!(absences.look_ups.len(), 1);
         // Another Service is announced before the answer.
@@ -342,7 +433,7 @@ mod tests {
         assert!(absences.confirm_gone(&objects[0], &web, &"known".into()));
         assert!(!absences.confirm_gone(&objects[1], &web, &"new".into()));
         objects.iter().for_each(|object| absences.forget(object));
-        absences.start(&client, &ApiAvailability::default(), &Arc::default());
+        absences.start(&context);
         assert!(timeout(REPEAT_AFTER, absences.ended()).await.unwrap().is_none(), "forgotten");
         assert!(absences.states.is_empty() && absences.by_object.is_empty());
     }

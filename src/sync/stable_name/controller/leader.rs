@@ -199,7 +199,7 @@ impl FailoverController {
             }
         }
         let context = &self.context;
-        self.leader.absences.start(&context.client, &context.availability, &context.selection);
+        self.leader.absences.start(context);
         while let Some(key) = self.leader.check_queue.next(Instant::now()) {
             let check = check(key.clone(), Arc::clone(&self.context.check_dns));
             self.leader.checks.spawn(async move {

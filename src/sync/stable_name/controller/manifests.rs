@@ -143,7 +143,8 @@ fn decide(
     let mut errors: Vec<String> = refused_name.into_iter().map(|refusal| refusal.message).collect();
     let link_override = match link_override.announced {
         Announcement::NotYet => {
-            let offers = sources.offers(object, present.and_then(announced).as_ref(), |_| Reading::Permitted);
+            let offers = sources
+                .offers(object, present.and_then(announced).as_ref(), |_: &ServiceKey| Reading::Permitted);
             for (source, offer) in object.sources().iter().zip(&offers) {
                 errors.extend(offer.refusal.as_ref().map(|refusal| refusal.of_source(&source.name).message));
             }

@@ -3,6 +3,7 @@
 use crate::api::stable_name::{Source, StableName, StableNameSpec};
 use crate::api::status::StableNameStatus;
 use crate::api::validation::validate;
+use crate::model::clusters;
 use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -99,7 +100,7 @@ impl ObservedStableName {
     pub(super) fn service_of(&self, source: &Source) -> Option<ServiceKey> {
         let service = source.service.as_ref()?;
         let namespace = service.namespace.as_deref().unwrap_or_else(|| self.key.namespace());
-        Some(ServiceKey::new(namespace, &service.name))
+        Some(ServiceKey::new(&clusters::in_cluster(service.cluster.as_deref(), namespace), &service.name))
     }
 
     /// Returns the Service of the source with this name.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::object::ObservedStableName;
 use crate::api::stable_name::Source;
+use crate::model::clusters;
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Annotations, Link, Port, Target};
@@ -13,6 +14,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::model::uid::Uid;
 use crate::store::Store;
+use crate::sync::k8s::annotations::ALLOW_FROM;
 use crate::sync::k8s::listed::Reading;
 use crate::sync::k8s::service::host_name;
 use crate::sync::source::selection::Selection;
@@ -106,13 +108,13 @@ impl Sources<'_> {
         services.find(|service| service.uid == *uid && !service.is_gone()).map(|service| service.key.clone())
     }
 
-    /// Returns what each source offers, in the order of the spec. Of a namespace whose lists are refused, only the
-    /// announced target counts: what else was observed there may be outdated.
+    /// Returns what each source offers, in the order of the spec. `reading` tells how far the Services beside a Service are
+    /// known. Where lists are refused, only the announced target counts: what else was observed there may be outdated.
     pub(super) fn offers(
         &self,
         object: &ObservedStableName,
         announced: Option<&AnnouncedTarget>,
-        reading: impl Fn(&str) -> Reading,
+        reading: impl Fn(&ServiceKey) -> Reading,
     ) -> Vec<Offer> {
         let sources = object.sources().iter();
         sources.map(|source| self.offer(object, source, announced, &reading)).collect()
@@ -123,10 +125,10 @@ impl Sources<'_> {
         object: &ObservedStableName,
         source: &Source,
         announced: Option<&AnnouncedTarget>,
-        reading: impl Fn(&str) -> Reading,
+        reading: impl Fn(&ServiceKey) -> Reading,
     ) -> Offer {
         match object.service_of(source) {
-            Some(key) => self.service_offer(object, &key, announced, reading(key.namespace())),
+            Some(key) => self.service_offer(object, &key, announced, reading(&key)),
             None => self.fixed_offer(object, source),
         }
     }
@@ -145,20 +147,22 @@ impl Sources<'_> {
         };
         let service = self.service(key, in_use).filter(|service| service.is_open_to(namespace));
         let service = service.filter(|service| reading != Reading::Refused || is_announced(service));
-        let unread = (reading != Reading::Permitted)
-            .then(|| format!("lb-linker may not list the Services of namespace {}", key.namespace()));
+        let unread = (reading != Reading::Permitted).then(|| self.unread(key));
         let Some(service) = service.filter(|_| self.selection.watches(key.namespace())) else {
-            let absent = self.absent(key, namespace);
             return match unread {
                 // Whether the Service has the announced target isn't known: the target is checked as before.
                 Some(unread) if reading == Reading::Refused => {
                     let uid = announced.map(|announced| announced.uid.clone()).unwrap_or_default();
-                    Offer { uid, ..refused(RefusalReason::Forbidden, unread) }
+                    Offer { uid, refusal: Some(unread), ..Offer::default() }
                 }
-                Some(unread) => refused(RefusalReason::RefNotPermitted, format!("{absent}; {unread}")),
-                None => refused(RefusalReason::RefNotPermitted, absent),
+                unread => {
+                    let unread = unread.map(|unread| format!("; {}", unread.message)).unwrap_or_default();
+                    let absent = self.absent(key, namespace);
+                    refused(RefusalReason::RefNotPermitted, format!("{absent}{unread}"))
+                }
             };
         };
+        let unread = unread.map(|unread| unread.message);
         let uid = service.uid.clone();
         let tcp_port = object.failover_spec().check.tcp_port;
         if let Some(port) = tcp_port.filter(|port| !service.has_tcp_port(*port)) {
@@ -178,8 +182,37 @@ impl Sources<'_> {
         Offer { uid, target: service.target, ..refused(RefusalReason::TargetRefused, refusal) }
     }
 
+    /// Returns why the Services beside a Service aren't known, or not any more.
+    fn unread(&self, key: &ServiceKey) -> Refusal {
+        let Some(cluster) = key.cluster() else {
+            let message = format!("lb-linker may not list the Services of namespace {}", key.namespace());
+            return Refusal { reason: RefusalReason::Forbidden, message };
+        };
+        let is_remote = self.policy.remotes.iter().any(|remote| **remote == *cluster);
+        let message = match is_remote {
+            true => format!("the Services of cluster {cluster} aren't listed yet"),
+            false => self.unknown(cluster),
+        };
+        Refusal { reason: RefusalReason::NotListed, message }
+    }
+
+    /// Returns a message about a cluster without `--remote`.
+    fn unknown(&self, cluster: &str) -> String {
+        let HostnamePolicy { home, remotes, .. } = self.policy;
+        if **home == *cluster {
+            return format!("cluster {cluster} is the one of the StableName: leave out the field cluster");
+        }
+        let known = if remotes.is_empty() { "none".to_owned() } else { remotes.join(", ") };
+        format!("no flag --remote names cluster {cluster}; the remote clusters are: {known}")
+    }
+
     /// Returns a message about a Service that the namespace can't use.
     fn absent(&self, key: &ServiceKey, namespace: &str) -> String {
+        if key.cluster().is_some() {
+            // One text: tenants mustn't learn which Services of other namespaces exist.
+            let entry = clusters::in_cluster(Some(&self.policy.home), namespace);
+            return format!("no LoadBalancer Service {key} lists {entry} in {ALLOW_FROM}");
+        }
         if !self.selection.watches(key.namespace()) {
             return format!(
                 "--watch-namespaces leaves out namespace {}, so its Services aren't known",
@@ -297,6 +330,7 @@ mod tests {
     use super::*;
     use crate::model::target_policy::TargetPolicy;
     use crate::store::OnGone;
+    use crate::sync::k8s::service::Service;
     use crate::sync::source::service_links::insert_left_out;
     use crate::sync::stable_name::controller::status_format::{PublishedNames, from_stored, to_stored};
     use crate::sync::stable_name::decision::status::FailoverStatus;
@@ -354,6 +388,58 @@ mod tests {
         assert_eq!(offer(Reading::Permitted), (none.clone(), unpermitted, absent.to_owned()));
         assert_eq!(offer(Reading::Outdated), (none, unpermitted, format!("{absent}; {unread}")));
         assert_eq!(offer(Reading::Refused), (of_target, RefusalReason::Forbidden, unread.to_owned()));
+    }
+
+    #[test]
+    fn service_of_a_remote_cluster_must_allow_the_home_namespace() {
+        let (store, unselected) = (Store::new(OnGone::Kept), UnselectedServices::default());
+        let policy = HostnamePolicy {
+            home: "home".into(),
+            remotes: ["west".into()].into(),
+            ..HostnamePolicy::default()
+        };
+        let sources = Sources {
+            store: &store,
+            policy: &policy,
+            selection: &Selection { namespaces: ["shop".to_owned()].into(), ..Selection::default() },
+            unselected: &unselected,
+            tcp_check_namespaces: &BTreeSet::new(),
+        };
+        let offer = |cluster: &str, reading| {
+            let object = json!({
+                "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+                "metadata": {"namespace": "shop", "name": "far"},
+                "spec": {"sources": [{"name": "a", "service": {"cluster": cluster, "name": "web"}}]},
+            });
+            let object = ObservedStableName::new(serde_json::from_value(object).unwrap());
+            let offer = sources.offers(&object, None, |_| reading).remove(0);
+            offer.refusal.map(|refusal| (refusal.reason, refusal.message))
+        };
+        let closed = "no LoadBalancer Service west/shop/web lists home/shop in linker.hsj.com/allow-from";
+        let closed = Some((RefusalReason::RefNotPermitted, closed.to_owned()));
+        let unlisted = |why: &str| Some((RefusalReason::NotListed, why.to_owned()));
+        assert_eq!(offer("west", Reading::Permitted), closed, "it doesn't exist");
+        for (allowed, expected) in [
+            ("shop", &closed),
+            ("west/shop", &closed),
+            ("home/other", &closed),
+            ("*", &closed),
+            ("home/shop", &None),
+            ("home/*", &None),
+        ] {
+            let annotations = json!({"linker.hsj.com/allow-from": allowed});
+            let metadata = json!({"namespace": "west/shop", "name": "web", "annotations": annotations});
+            let service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});
+            let service: Service = serde_json::from_value(service).unwrap();
+            unselected.insert(service.observe(&policy, &store).0);
+            assert_eq!(offer("west", Reading::Permitted), *expected, "{allowed}");
+        }
+        let missing = "the Services of cluster west aren't listed yet";
+        assert_eq!(offer("west", Reading::Refused), unlisted(missing));
+        let unknown = "no flag --remote names cluster east; the remote clusters are: west";
+        assert_eq!(offer("east", Reading::Refused), unlisted(unknown));
+        let own = "cluster home is the one of the StableName: leave out the field cluster";
+        assert_eq!(offer("home", Reading::Refused), unlisted(own));
     }
 
     #[test]

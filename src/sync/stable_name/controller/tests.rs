@@ -26,6 +26,7 @@ pub(super) fn context(client: Client, recorder: Recorder) -> FailoverContext {
     let context = FailoverContext {
         client,
         availability: ApiAvailability::default(),
+        remotes: Remotes::default(),
         list_hint: PERMISSION_HINT,
         store: Arc::new(Store::new(OnGone::Kept)),
         selection: Arc::default(),

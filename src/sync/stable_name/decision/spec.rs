@@ -120,6 +120,8 @@ pub enum RefusalReason {
     RefNotPermitted,
     /// lb-linker may not list the Services of the namespace.
     Forbidden,
+    /// This process hasn't listed the Services of the other cluster.
+    NotListed,
     /// The target policy denies the offered target.
     TargetRefused,
     /// The Service lacks the TCP port of the check, or the namespace may not check fixed targets by TCP.
@@ -133,9 +135,10 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::RefNotPermitted,
         Self::Forbidden,
+        Self::NotListed,
         Self::TargetRefused,
         Self::CheckRefused,
         Self::HostnameRefused,
@@ -148,6 +151,7 @@ impl RefusalReason {
         match self {
             Self::RefNotPermitted => "RefNotPermitted",
             Self::Forbidden => "Forbidden",
+            Self::NotListed => "NotListed",
             Self::TargetRefused => "TargetRefused",
             Self::CheckRefused => "CheckRefused",
             Self::HostnameRefused => "HostnameRefused",

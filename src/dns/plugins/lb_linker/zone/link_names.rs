@@ -5,10 +5,10 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 
 use super::dependencies::Lookups;
-use super::lookup::{Node, dotted, is_service_label, service_node};
+use super::lookup::{Node, is_service_label, service_node};
 use crate::model::link::Link;
-use crate::model::names;
 use crate::model::service_key::ServiceKey;
+use crate::model::{names, owner};
 use crate::store::Lookup;
 
 /// The names of a forward zone. Names below the origin are in the form of [`names::wire`].
@@ -20,6 +20,8 @@ pub(super) struct LinkNames {
     own: OwnNames,
     /// Whether load balancers have their default names here.
     has_default_names: bool,
+    /// The domains of remote clusters.
+    domains: Arc<[owner::Zone]>,
 }
 
 /// The names of the zone itself.
@@ -33,9 +35,33 @@ pub(super) enum OwnNames {
 }
 
 impl LinkNames {
-    pub(super) fn new(origin: Name, own: OwnNames, has_default_names: bool) -> Self {
+    pub(super) fn new(
+        origin: Name,
+        own: OwnNames,
+        has_default_names: bool,
+        domains: Arc<[owner::Zone]>,
+    ) -> Self {
         let wire = names::wire(origin.iter()).unwrap_or_default().into();
-        Self { origin, wire, own, has_default_names }
+        Self { origin, wire, own, has_default_names, domains }
+    }
+
+    /// Returns the domain of a remote cluster that has a name below the origin.
+    pub(super) fn domain_of<'a>(domains: &'a [owner::Zone], relative: &[u8]) -> Option<&'a owner::Zone> {
+        let top = names::labels(relative).last().filter(|_| !domains.is_empty())?;
+        domains.iter().find(|domain| domain.cluster.as_ref().is_some_and(|cluster| cluster.as_bytes() == top))
+    }
+
+    /// Looks up a name below the origin. No wildcard of the zone matches a name in the domain of a remote cluster, which
+    /// exists without names, too.
+    fn look_up(&self, lookups: &mut Lookups<'_>, relative: &[u8]) -> Lookup {
+        let Some(domain) = Self::domain_of(&self.domains, relative) else {
+            return lookups.find(relative, &self.wire, self.has_default_names);
+        };
+        let below = relative.len() - (domain.origin.len() - self.wire.len());
+        match below {
+            0 => Lookup::EmptyNonTerminal,
+            _ => lookups.find(&relative[..below], &domain.origin, false),
+        }
     }
 
     /// Returns the node at a name; `relative` is the part of the name below the origin, empty for the origin itself.
@@ -44,7 +70,7 @@ impl LinkNames {
         if let Some(own) = self.find_own(lookups, relative, top) {
             return own;
         }
-        let found = match lookups.find(relative, &self.wire, self.has_default_names) {
+        let found = match self.look_up(lookups, relative) {
             Lookup::Link(link) => Node::Link(link),
             Lookup::EmptyNonTerminal => Node::Empty,
             Lookup::Nothing => return self.find_service(lookups, relative),
@@ -86,7 +112,7 @@ impl LinkNames {
         let OwnNames::Services(servers) = &self.own else { return None };
         let server = servers.get(number)?;
         match lookups.find(server, &self.wire, true) {
-            Lookup::Link(link) if dotted(&link.key).is_some_and(|own| *own == **server) => Some(link),
+            Lookup::Link(link) if link.key.dotted().is_some_and(|own| *own == **server) => Some(link),
             _ => None,
         }
     }
@@ -99,8 +125,8 @@ impl LinkNames {
             Some((second, rest)) if is_service_label(second) => (Some(first), second, rest),
             _ => (None, first, rest),
         };
-        match lookups.find(service, &self.wire, self.has_default_names) {
-            Lookup::Link(link) if dotted(&link.key).as_deref() == Some(service) => {
+        match self.look_up(lookups, service) {
+            Lookup::Link(link) if link.key.dotted().as_deref() == Some(service) => {
                 service_node(link, protocol, port)
             }
             _ => Node::Nothing,
@@ -109,7 +135,7 @@ impl LinkNames {
 
     /// Returns whether a name below the origin is one of a link's two default names, and not a custom hostname.
     pub(super) fn is_default_name(key: &ServiceKey, relative: &[u8]) -> bool {
-        [dotted(key), dashed(key)].iter().flatten().any(|own| own == relative)
+        [key.dotted(), dashed(key)].iter().flatten().any(|own| own == relative)
     }
 
     /// Returns a name that belongs to this link: `<service>.<namespace>.<zone>`, or `<service>-<namespace>.<zone>` if
@@ -128,11 +154,11 @@ impl LinkNames {
         if !self.has_default_names {
             return None;
         }
-        let relative = [dotted(&link.key), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
+        let relative = [link.key.dotted(), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
         Name::from_labels(names::labels(&relative)).ok()?.append_domain(&self.origin).ok()
     }
 }
 
 fn dashed(key: &ServiceKey) -> Option<Vec<u8>> {
-    names::wire([names::dashed_label(key.namespace(), key.name()).as_bytes()])
+    key.label().filter(|_| key.cluster().is_none())
 }

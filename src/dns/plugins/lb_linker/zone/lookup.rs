@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hickory_proto::rr::{Name, RecordType};
 
 use crate::model::link::{Link, Port};
-use crate::model::names::{self, MAX_LABEL};
+use crate::model::names::MAX_LABEL;
 use crate::model::service_key::ServiceKey;
 use crate::store::Store;
 
@@ -86,12 +86,7 @@ fn has_known_data(link: &Link) -> bool {
 
 /// Returns whether a name below the origin is `<service>.<namespace>`, which no other link can have.
 fn is_unambiguous(key: &ServiceKey, relative: &[u8]) -> bool {
-    dotted(key).is_some_and(|own| own == relative)
-}
-
-/// Returns `<service>.<namespace>` as a name below the origin.
-pub(super) fn dotted(key: &ServiceKey) -> Option<Vec<u8>> {
-    names::wire([key.name().as_bytes(), key.namespace().as_bytes()])
+    key.dotted().is_some_and(|own| own == relative)
 }
 
 /// Returns whether a label names a port or a protocol, not a host (RFC 8552 section 1.1).

@@ -1,4 +1,5 @@
 mod records;
+mod remotes;
 mod reverse;
 mod services;
 mod snapshot;

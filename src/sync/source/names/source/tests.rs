@@ -41,7 +41,7 @@ impl World {
         let recorder = Recorder::new(dropped, Leadership::unconditional());
         let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
         let mut names =
-            Names::new(Ingresses::default(), Arc::clone(&store), Arc::default(), link_reporter.clone());
+            Names::new(Ingresses::default(), None, Arc::clone(&store), Arc::default(), link_reporter.clone());
         names.set_rules(store.zones(), Arc::new(policy));
         Self { feed: store.subscribe(), store, names, link_reporter }
     }
@@ -49,7 +49,7 @@ impl World {
     /// Returns the names of a source that begins again, with the same store.
     fn next_run(&self) -> Names<Ingresses> {
         let (store, reporter) = (Arc::clone(&self.store), self.link_reporter.clone());
-        let mut next = Names::new(Ingresses::default(), store, Arc::default(), reporter);
+        let mut next = Names::new(Ingresses::default(), None, store, Arc::default(), reporter);
         next.set_rules(self.store.zones(), Arc::clone(&self.names.state.rules.policy));
         next
     }

@@ -40,6 +40,7 @@ fn watcher(lists: Vec<Vec<Value>>) -> NameWatcher {
     let store = Arc::new(Store::new(OnGone::Dropped).with_zones([zone]));
     store.set_known(Input::Services);
     NameWatcher {
+        cluster: None,
         client: Client::new(service, "default"),
         availability: ApiAvailability::default(),
         selection: Arc::default(),

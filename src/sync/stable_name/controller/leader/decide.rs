@@ -1,6 +1,7 @@
 //! Decides about a StableName: gathers what the pure decision needs, and plans its checks.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use super::super::status_format::from_stored;
 use super::super::{FailoverController, sources_of};
 use super::LeaderTerm;
 use super::state::{DecisionState, UnreportedEvents};
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::{Link, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
@@ -22,7 +24,7 @@ use crate::model::uid::Uid;
 use crate::store::Input;
 use crate::sync::events::link_log::lost_hostnames_of;
 use crate::sync::external_target::states::{ExternalTargetState, WRITE_LAG};
-use crate::sync::k8s::listed::{CompletedLists, ListEpoch};
+use crate::sync::k8s::listed::{CompletedLists, ListEpoch, Reading};
 use crate::sync::removal::facts::{Facts, Found, Lists, ServiceState, Subject};
 use crate::sync::removal::verdict::{Verdict, may_remove};
 use crate::sync::stable_name::decision::checks::PlannedCheck;
@@ -36,6 +38,9 @@ use crate::sync::stable_name::decision::times::end_of_wait;
 
 /// The time after which a decision that waits for a complete list is tried again.
 const LIST_WAIT: Duration = Duration::from_secs(5);
+/// How long a new process waits for the first list of a remote cluster before it decides without. A change of its own about
+/// the missing list would be undone by that list.
+pub(super) const REMOTE_LIST_WAIT: Duration = Duration::from_secs(30);
 /// The longest timer: wall clock times are compared again after it, because the clock may have been set.
 const MAX_TIMER: Duration = Duration::from_secs(60);
 
@@ -50,11 +55,13 @@ impl FailoverController {
         let Some(epoch) = self.epoch() else { return false };
         let (listed, overrides) =
             (self.context.links_listed.borrow(), self.context.overrides_listed.borrow());
+        let policy = self.context.hostname_policy.borrow();
+        let known = KnownServices::new(&listed, epoch, &policy, &self.listed_remotes);
         overrides.is_settled(epoch)
             && overrides.covers(object.key.namespace(), epoch)
             && self.context.store.is_known(Input::Services)
             && self.context.store.is_known(Input::ExternalTargets)
-            && object.services().all(|service| may_use(&listed, epoch, service.namespace()))
+            && object.services().all(|service| known.may_use(&service, self.started))
     }
 
     pub(super) fn decide(&mut self, key: &ServiceKey) {
@@ -66,11 +73,11 @@ impl FailoverController {
         }
         let Some(epoch) = self.epoch() else { return };
         let listed = self.context.links_listed.borrow();
-        let is_refused = |namespace: &str| listed.is_refused(namespace, epoch);
+        let policy = Arc::clone(&self.context.hostname_policy.borrow());
+        let known = KnownServices::new(&listed, epoch, &policy, &self.listed_remotes);
         let (now, all) = (Timestamp::now(), self.objects.len());
         self.leader.upstreams.forget_after(now);
         self.leader.decided_at = now;
-        let policy = Arc::clone(&self.context.hostname_policy.borrow());
         let sources = sources_of(&self.context, &policy);
         let link = self.context.store.get(key);
         let is_known = |uid: &Uid| sources.is_open_to(uid, key.namespace(), followed.services()).is_some();
@@ -80,7 +87,7 @@ impl FailoverController {
         let leader = &mut self.leader;
         let state = leader.states.entry(key.clone()).or_insert_with(|| DecisionState::new(object));
         state.decided_at = Some(Instant::now());
-        let offers = sources.offers(object, former.target.as_ref(), |it| listed.reading(it, epoch));
+        let offers = sources.offers(object, former.target.as_ref(), |it| known.reading(it));
         let denied = |target: &Target| sources.denies(target, former.target.as_ref(), key.namespace());
         let (absences, is_missing) = (RefCell::new(&mut leader.absences), Cell::new(false));
         let is_living = |uid: &Uid| {
@@ -88,7 +95,7 @@ impl FailoverController {
                 is_missing.set(true);
                 absences.borrow_mut().found(key, service, uid)
             };
-            let facts = service_facts(uid, followed, former.target.as_ref(), &sources, is_refused, look_up);
+            let facts = service_facts(uid, followed, former.target.as_ref(), &sources, known, look_up);
             !matches!(may_remove(&facts, std::time::Instant::now()), Verdict::Remove(_))
         };
         let decision = leader.mass_failure_guard.decide(
@@ -107,7 +114,7 @@ impl FailoverController {
                 is_living: &is_living,
                 denied: &denied,
                 refusal: write.refusal.as_ref(),
-                is_first_target_held: may_replace(object, link.as_deref(), is_refused),
+                is_first_target_held: may_replace(object, link.as_deref(), known),
                 is_failover_held: false,
                 now,
             },
@@ -241,29 +248,75 @@ impl LeaderTerm {
     }
 }
 
-/// Returns whether a decision needn't wait for the list of the namespace of a source: the list is complete, or it is
-/// refused.
-fn may_use(listed: &CompletedLists, epoch: ListEpoch, namespace: &str) -> bool {
-    listed.covers(namespace, epoch) || listed.is_refused(namespace, epoch)
+/// The Services that this process has listed, for this term and rewind count.
+#[derive(Clone, Copy)]
+struct KnownServices<'a> {
+    listed: &'a CompletedLists,
+    epoch: ListEpoch,
+    /// The names of the remote clusters.
+    remotes: &'a [Arc<str>],
+    /// The remote clusters whose Services this process has listed.
+    listed_remotes: &'a BTreeSet<Arc<str>>,
+}
+
+impl<'a> KnownServices<'a> {
+    fn new(
+        listed: &'a CompletedLists,
+        epoch: ListEpoch,
+        policy: &'a HostnamePolicy,
+        listed_remotes: &'a BTreeSet<Arc<str>>,
+    ) -> Self {
+        Self { listed, epoch, remotes: &policy.remotes, listed_remotes }
+    }
+
+    /// Returns whether a decision needn't wait for the list that has a Service: the list is complete or refused, or that of
+    /// a remote cluster is missing for long. `since` is the start of this process.
+    fn may_use(&self, service: &ServiceKey, since: Instant) -> bool {
+        match service.cluster() {
+            None => self.listed.covers(service.namespace(), self.epoch) || self.is_refused(service),
+            Some(cluster) => !self.awaits(cluster) || since.elapsed() >= REMOTE_LIST_WAIT,
+        }
+    }
+
+    /// Returns what the list that has a Service tells. What a remote cluster has listed counts while it can't be reached.
+    fn reading(&self, service: &ServiceKey) -> Reading {
+        match service.cluster() {
+            None => self.listed.reading(service.namespace(), self.epoch),
+            Some(cluster) if self.listed_remotes.contains(cluster) => Reading::Permitted,
+            Some(_) => Reading::Refused,
+        }
+    }
+
+    fn is_refused(&self, service: &ServiceKey) -> bool {
+        self.reading(service) == Reading::Refused
+    }
+
+    /// Returns whether the Service of the announced target may exist although it isn't known. If its key isn't known, it
+    /// may be in the namespace of any source, and in any remote cluster.
+    fn may_exist(
+        &self,
+        announced: Option<&ServiceKey>,
+        mut sources: impl Iterator<Item = ServiceKey>,
+    ) -> bool {
+        match announced {
+            Some(service) => self.is_refused(service),
+            None => {
+                self.remotes.iter().any(|cluster| self.awaits(cluster))
+                    || sources.any(|service| self.is_refused(&service))
+            }
+        }
+    }
+
+    /// Returns whether the list of a remote cluster is still missing.
+    fn awaits(&self, cluster: &str) -> bool {
+        self.remotes.iter().any(|remote| **remote == *cluster) && !self.listed_remotes.contains(cluster)
+    }
 }
 
 /// Returns whether a first target may replace the link of the Service of the same name, which can't be listed.
-fn may_replace(object: &ObservedStableName, link: Option<&Link>, is_refused: impl Fn(&str) -> bool) -> bool {
+fn may_replace(object: &ObservedStableName, link: Option<&Link>, known: KnownServices<'_>) -> bool {
     let is_overridden = link.is_some_and(|link| link.active_override().is_some());
-    !is_overridden && object.has_own_service() && is_refused(object.key.namespace())
-}
-
-/// Returns whether the Service of the announced target, which the watch lacks, may exist in a namespace whose lists are
-/// refused. If its key isn't known, it may be in the namespace of any source.
-fn may_exist(
-    announced: Option<&ServiceKey>,
-    mut sources: impl Iterator<Item = ServiceKey>,
-    is_refused: impl Fn(&str) -> bool,
-) -> bool {
-    match announced {
-        Some(service) => is_refused(service.namespace()),
-        None => sources.any(|service| is_refused(service.namespace())),
-    }
+    !is_overridden && object.has_own_service() && known.is_refused(&object.key)
 }
 
 /// Returns what is known about the Service with the uid of the target in use, of which `announced` is the stored one.
@@ -273,7 +326,7 @@ fn service_facts(
     followed: &TrackedStableName,
     announced: Option<&AnnouncedTarget>,
     sources: &Sources<'_>,
-    is_refused: impl Fn(&str) -> bool,
+    known: KnownServices<'_>,
     look_up: impl FnOnce(&ServiceKey) -> Option<Found>,
 ) -> Facts {
     let object = &followed.object;
@@ -285,7 +338,7 @@ fn service_facts(
     let announced = announced.filter(|announced| announced.uid == *uid);
     let named = || object.service_named(&announced?.source);
     let service = seen.map(|seen| seen.key.clone()).or_else(named);
-    if may_exist(service.as_ref(), followed.services(), is_refused) {
+    if known.may_exist(service.as_ref(), followed.services()) {
         return Facts { lists: Some(Lists::Missing), ..unlisted };
     }
     // A Service without a known name can't be looked up: it counts as gone.
@@ -363,6 +416,34 @@ mod tests {
         }
     }
 
+    /// Returns the lists of a process without remote clusters.
+    fn home(listed: &CompletedLists, epoch: ListEpoch) -> KnownServices<'_> {
+        static NONE: BTreeSet<Arc<str>> = BTreeSet::new();
+        KnownServices { listed, epoch, remotes: &[], listed_remotes: &NONE }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_list_of_a_remote_cluster_is_awaited_for_a_time() {
+        let (at, since, remotes) = (ListEpoch::default(), Instant::now(), ["west".into(), "east".into()]);
+        let (listed, listed_remotes) =
+            (CompletedLists::new(&BTreeSet::new(), at), BTreeSet::from(["east".into()]));
+        let known = KnownServices { remotes: &remotes, listed_remotes: &listed_remotes, ..home(&listed, at) };
+        let [west, east, unknown] =
+            ["west/shop", "east/shop", "north/shop"].map(|namespace| ServiceKey::new(namespace, "web"));
+        let may_use = || [&west, &east, &unknown].map(|service| known.may_use(service, since));
+        assert_eq!(may_use(), [false, true, true]);
+        tokio::time::advance(REMOTE_LIST_WAIT).await;
+        assert_eq!(may_use(), [true; 3]);
+        let readings = [&west, &east, &unknown].map(|service| known.reading(service));
+        assert_eq!(readings, [Reading::Refused, Reading::Permitted, Reading::Refused]);
+        let may_exist = |announced| known.may_exist(announced, std::iter::empty());
+        assert_eq!(
+            [Some(&west), Some(&east), Some(&unknown), None].map(may_exist),
+            [true, false, true, true]
+        );
+        assert!(!home(&listed, at).may_exist(None, std::iter::empty()));
+    }
+
     #[test]
     fn refused_list_delays_only_a_first_target() {
         let (at, [a, b]) =
@@ -370,11 +451,13 @@ mod tests {
         let mut listed = CompletedLists::new(&["a", "b"].map(ToOwned::to_owned).into(), None);
         listed.note(Some("a"), at, true);
         listed.note(Some("b"), at, false);
-        assert!(may_use(&listed, at, "a"));
-        assert!(!may_use(&listed, at, "b"), "a single failure may be over soon");
+        let now = Instant::now();
+        let may_use = |listed: &CompletedLists, service| home(listed, at).may_use(service, now);
+        assert!(may_use(&listed, &a));
+        assert!(!may_use(&listed, &b), "a single failure may be over soon");
         listed.set_refused(Some("b"), true);
-        assert!(may_use(&listed, at, "b"));
-        let is_refused = |namespace: &str| listed.is_refused(namespace, at);
+        assert!(may_use(&listed, &b));
+        let known = home(&listed, at);
         let of_link = |announced| {
             let by = LinkOverride { announced, ..LinkOverride::default() };
             OverriddenLink { by, service_link: None }.link(&b, None)
@@ -393,10 +476,10 @@ mod tests {
                 "spec": {"sources": [{"name": "own", "service": {"name": source}}]},
             });
             let object = ObservedStableName::new(serde_json::from_value(object).unwrap());
-            assert_eq!(may_replace(&object, link, is_refused), expected, "{namespace} {source} {link:?}");
+            assert_eq!(may_replace(&object, link, known), expected, "{namespace} {source} {link:?}");
         }
         let sources = || [a.clone(), b.clone()].into_iter();
-        assert!(may_exist(Some(&b), sources(), is_refused) && !may_exist(Some(&a), sources(), is_refused));
-        assert!(may_exist(None, sources(), is_refused) && !may_exist(None, sources().take(1), is_refused));
+        assert!(known.may_exist(Some(&b), sources()) && !known.may_exist(Some(&a), sources()));
+        assert!(known.may_exist(None, sources()) && !known.may_exist(None, sources().take(1)));
     }
 }

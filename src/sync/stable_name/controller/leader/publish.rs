@@ -248,6 +248,8 @@ fn reason_of_refusal(reason: &str) -> Option<Reason> {
     Some(match RefusalReason::ALL.into_iter().find(|known| known.as_str() == reason)? {
         RefusalReason::RefNotPermitted => Reason::RefNotPermitted,
         RefusalReason::Forbidden => Reason::Forbidden,
+        // It is no fault of the object.
+        RefusalReason::NotListed => return None,
         RefusalReason::TargetRefused => Reason::TargetRefused,
         RefusalReason::CheckRefused => Reason::CheckRefused,
         RefusalReason::HostnameRefused => Reason::HostnameRefused,

@@ -4,13 +4,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::timeout_at;
 
+use super::super::FailoverContext;
 use super::super::check_queue::CheckKey;
 use super::super::tests::context;
+use super::decide::REMOTE_LIST_WAIT;
 use super::*;
 use crate::api::stable_name::StableName;
 use crate::captured_log::CapturedLog;
+use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Target;
 use crate::sync::events::{Reason, Recorder};
 use crate::sync::external_target::states::ExternalTargetState;
@@ -60,6 +64,11 @@ fn merge(value: &mut Value, patch: Value) {
 impl Shop {
     /// Both sources have passed a check.
     async fn open(object: Value) -> Self {
+        Self::open_with(object, HostnamePolicy::default()).await
+    }
+
+    /// Opens a shop whose process has waited for the lists of the remote clusters of the policy in vain.
+    async fn open_with(object: Value, policy: HostnamePolicy) -> Self {
         let (object, is_granted) = (Arc::new(Mutex::new(object)), Arc::new(AtomicBool::new(true)));
         let (stored, granted) = (Arc::clone(&object), Arc::clone(&is_granted));
         let client = test_support::client(move |request| {
@@ -79,7 +88,10 @@ impl Shop {
         });
         let recorder =
             Recorder::new(IntCounter::new("dropped", "dropped").unwrap(), Leadership::unconditional());
-        let mut controller = FailoverController::new(context(client, recorder.clone()));
+        let hostname_policy = watch::Sender::new(Arc::new(policy)).subscribe();
+        let context = FailoverContext { hostname_policy, ..context(client, recorder.clone()) };
+        let mut controller = FailoverController::new(context);
+        controller.started -= REMOTE_LIST_WAIT;
         controller.refresh_term();
         let mut shop = Self { controller, key: ServiceKey::new("shop", "web"), recorder, object, is_granted };
         shop.see();
@@ -194,6 +206,32 @@ async fn move_counts_once_its_status_is_written() {
     assert_eq!((&status["target"]["source"], shop.metrics()), (&json!("busan"), (1, 1, 1)));
     assert_eq!(status["history"].as_array().unwrap().len(), 1);
     assert_eq!(shop.reported(), [Reason::FailedOver]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn target_of_an_unlisted_cluster_stays_until_it_fails() {
+    let mut object = web();
+    object["spec"]["sources"][0] = json!({"name": "seoul", "service": {"cluster": "west", "name": "web"}});
+    object["status"]["target"]["serviceUID"] = json!("u");
+    for (remotes, why) in [
+        (vec!["west".into()], "source seoul: the Services of cluster west aren't listed yet"),
+        (vec![], "source seoul: no flag --remote names cluster west; the remote clusters are: none"),
+    ] {
+        let policy = HostnamePolicy { remotes: remotes.into(), ..HostnamePolicy::default() };
+        let mut shop = Shop::open_with(object.clone(), policy).await;
+        let status = shop.status();
+        let condition = |kind: &str| {
+            let conditions = status["conditions"].as_array().unwrap();
+            let condition = conditions.iter().find(|condition| condition["type"] == kind).unwrap();
+            ["status", "reason", "message"].map(|field| condition[field].as_str().unwrap().to_owned())
+        };
+        assert_eq!(condition("Accepted"), ["False", "NotListed", why]);
+        assert_eq!((&status["target"]["source"], &condition("Ready")[0][..]), (&json!("seoul"), "True"));
+        shop.check("seoul", "NXDOMAIN");
+        shop.decide().await;
+        assert_eq!(shop.status()["target"]["source"], "busan");
+        assert_eq!(shop.reported(), [Reason::FailedOver]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1405,9 +1405,10 @@ fn messages_are_cut_to_the_length_of_the_schema() {
     assert_eq!(longest, Some(crate::api::limits::MAX_MESSAGE));
 }
 
-const REFUSALS_OF_SOURCES: [RefusalReason; 4] = [
+const REFUSALS_OF_SOURCES: [RefusalReason; 5] = [
     RefusalReason::RefNotPermitted,
     RefusalReason::Forbidden,
+    RefusalReason::NotListed,
     RefusalReason::TargetRefused,
     RefusalReason::CheckRefused,
 ];
