@@ -41,7 +41,7 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
     let [home, remotes @ ..] = &*sources.watchers else { return Ok(()) };
     let mut zones = home.store.watch_zones();
     let mut comparisons: JoinSet<Arc<str>> =
-        remotes.iter().map(|remote| find_home(home.client.clone(), remote.clone())).collect();
+        remotes.iter().map(|remote| wait_if_home(home.client.clone(), remote.clone())).collect();
     // The remote clusters that are the home cluster.
     let mut refused: BTreeSet<Arc<str>> = BTreeSet::new();
     let mut running: BTreeMap<Source, (CancellationToken, AbortOnDropHandle<()>)> = BTreeMap::new();
@@ -84,8 +84,8 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
     Ok(())
 }
 
-/// Returns the name of the remote cluster once it turns out to be the home cluster; otherwise it never ends.
-async fn find_home(home: Client, remote: NameWatcher) -> Arc<str> {
+/// Ends only if the remote cluster turns out to be the home cluster, with its name.
+async fn wait_if_home(home: Client, remote: NameWatcher) -> Arc<str> {
     let mut home_uid = None;
     loop {
         if home_uid.is_none() {

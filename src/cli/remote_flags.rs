@@ -103,7 +103,7 @@ impl RemoteFlags {
     /// If one does.
     pub(super) fn check_zones(&self, zones: &[LinkZone]) -> Result<(), ConfigError> {
         for RemoteCluster { name, .. } in &self.remotes {
-            if let Some(zone) = zones.iter().find(|zone| *zone.apex == **name) {
+            if let Some(zone) = zones.iter().find(|zone| zone.k8s_gateway.is_none() && *zone.apex == **name) {
                 let (name, zone) = (name.to_string(), to_presentation(&zone.origin));
                 return Err(ConfigError::RemoteIsApex { name, zone });
             }

@@ -30,8 +30,8 @@ pub fn in_cluster<'a>(cluster: Option<&str>, plain: &'a str) -> Cow<'a, str> {
     }
 }
 
-/// Returns whether an entry of a list of namespaces, which may be `*` or `west/*`, means a namespace: `*` means the
-/// namespaces of the home cluster.
+/// Returns whether an entry of a list of namespaces, as [`seen_from`] returns it, means a namespace: `*` means the
+/// namespaces of the home cluster, and `west/*` those of the cluster west.
 #[must_use]
 pub fn means(entry: &str, namespace: &str) -> bool {
     let ((of_entry, plain), (cluster, _)) = (split(entry), split(namespace));

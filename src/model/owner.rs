@@ -19,15 +19,15 @@ pub struct Source {
 }
 
 impl Source {
-    /// The load balancers of the own cluster. Only they have default names and external targets.
+    /// The load balancers of the home cluster. Only they have external targets.
     pub const SERVICES: Self = Self { cluster: None, kind: Cow::Borrowed("Service") };
-    /// The Ingresses of the own cluster.
+    /// The Ingresses of the home cluster.
     pub const INGRESSES: Self = Self { cluster: None, kind: Cow::Borrowed("Ingress") };
-    /// The routes at Gateways of the own cluster.
+    /// The routes at Gateways of the home cluster.
     pub const GATEWAYS: Self = Self { cluster: None, kind: Cow::Borrowed("Gateway") };
-    /// ExternalDNS's DNSEndpoints of the own cluster.
+    /// ExternalDNS's DNSEndpoints of the home cluster.
     pub const DNS_ENDPOINTS: Self = Self { cluster: None, kind: Cow::Borrowed("DNSEndpoint") };
-    /// The internal hostnames of load balancers of the own cluster. Zones don't list it: its names belong to the source
+    /// The internal hostnames of load balancers of the home cluster. Zones don't list it: its names belong to the source
     /// of load balancers.
     pub const INTERNAL: Self = Self { cluster: None, kind: Cow::Borrowed("Internal") };
     /// The routes at Gateways of one kind, which zones of *k8s_gateway* may list instead of [`Self::GATEWAYS`]. Their names are
@@ -112,7 +112,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Returns whether the owner is a load balancer of the own cluster.
+    /// Returns whether the owner is a load balancer of the home cluster.
     #[must_use]
     pub fn is_service(&self) -> bool {
         self.source == Source::SERVICES

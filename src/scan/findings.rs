@@ -11,7 +11,7 @@ use kube::Resource;
 use serde::{Deserialize, Serialize};
 
 use crate::api::stable_name::StableName;
-use crate::links::remote_links::remote_links;
+use crate::links::remote_links::{RemoteLink, remote_links};
 use crate::model::clusters;
 use crate::model::excerpt::examples;
 use crate::model::link::{Link, Target};
@@ -352,8 +352,8 @@ impl Remotes {
     /// Returns those that have a name.
     fn of(store: &Store) -> Self {
         let mut found = Self::default();
-        for (key, (_, link, names)) in remote_links(store) {
-            let (Some(cluster), Some(name)) = (key.cluster(), names.into_iter().next()) else { continue };
+        for (key, RemoteLink { link, dns_names, .. }) in remote_links(store) {
+            let (Some(cluster), Some(name)) = (key.cluster(), dns_names.into_iter().next()) else { continue };
             let (namespace, service) = key.parts();
             let load_balancer = format!("{}/{service}", clusters::split(namespace).1);
             let remote = RemoteLoadBalancer { cluster: cluster.to_owned(), load_balancer, name };

@@ -7,7 +7,7 @@
 //! {"cluster":"west","kind":"Ingress","namespace":"default","service":"web",…}
 //! ```
 //!
-//! Version 1 has only Services of the own cluster, and is still read.
+//! Version 1 has only Services of the home cluster, and is still read.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -101,7 +101,7 @@ pub struct RecordedZone {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct SavedLink {
-    /// The cluster of the owner, and its kind; by default a Service of the own cluster.
+    /// The cluster of the owner, and its kind; by default a Service of the home cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ pub struct SavedLink {
     pub allow_from: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<Port>,
-    /// The name of the external target; empty for an owner that isn't a Service of the own cluster.
+    /// The name of the external target; empty for an owner that isn't a Service of the home cluster.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub external_target: String,
     /// Whether custom hostnames of the link aren't kept, because the link exceeds a limit, or the snapshot would be too

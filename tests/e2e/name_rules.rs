@@ -145,6 +145,7 @@ mod dns_endpoint;
 mod filters;
 mod ingress;
 mod k8s_gateway;
+mod k8s_gateway_options;
 mod permissions;
 mod route_names;
 mod route_parents;
@@ -184,16 +185,16 @@ const TABLES: &[Table] = &[
     filters::PREFIX,
     filters::TTL,
     k8s_gateway::EVERY_RESOURCE,
-    k8s_gateway::DEFAULTS,
-    k8s_gateway::ORDER,
-    k8s_gateway::OTHER_ORDER,
-    k8s_gateway::CLASSES,
-    k8s_gateway::SELECTORS,
-    k8s_gateway::README,
-    k8s_gateway::INGRESS_ALONE,
-    k8s_gateway::FALLTHROUGH,
-    k8s_gateway::FALLTHROUGH_OF_A_ZONE,
-    k8s_gateway::CHART,
+    k8s_gateway_options::DEFAULTS,
+    k8s_gateway_options::ORDER,
+    k8s_gateway_options::OTHER_ORDER,
+    k8s_gateway_options::CLASSES,
+    k8s_gateway_options::SELECTORS,
+    k8s_gateway_options::README,
+    k8s_gateway_options::INGRESS_ALONE,
+    k8s_gateway_options::FALLTHROUGH,
+    k8s_gateway_options::FALLTHROUGH_OF_A_ZONE,
+    k8s_gateway_options::CHART,
 ];
 
 /// The blocks of the zone, and of the names behind CNAMEs.

@@ -119,11 +119,7 @@ impl Route {
     /// Returns what the route asks for, given the listeners of the parents that have accepted it.
     #[must_use]
     pub fn decide<'a>(&'a self, id: &ObjectId, parents: &[Listeners<'a>], rules: &Rules) -> Decision<'a> {
-        let metadata = ObjectMeta {
-            namespace: Some(id.key.namespace().to_owned()),
-            annotations: Some(self.annotations.clone()),
-            ..ObjectMeta::default()
-        };
+        let metadata = self.metadata(id);
         let mut all = parents.iter().flat_map(|parent| parent.places(id));
         let listeners: Vec<(&Listener, Place<'a>)> = all.by_ref().take(MAX_OF_ROUTE).collect();
         let mut ignored = Rejection::new(RejectedField::Hostname, "the listeners of its parents");
@@ -181,6 +177,15 @@ impl Route {
             }
         }
         Decision { names, settings, unusable }
+    }
+
+    /// Returns what is kept of the metadata.
+    fn metadata(&self, id: &ObjectId) -> ObjectMeta {
+        ObjectMeta {
+            namespace: Some(id.key.namespace().to_owned()),
+            annotations: Some(self.annotations.clone()),
+            ..ObjectMeta::default()
+        }
     }
 
     /// Returns the names in zones of *k8s_gateway*: the route's hostnames, whatever those of listeners are.
