@@ -63,7 +63,7 @@ pub(super) enum SyncSource {
     Cluster {
         client: Client,
         availability: ApiAvailability,
-        list_hints: ListHints,
+        list_hints: Box<ListHints>,
         backend: Option<Backend>,
         election_config: Option<Box<ElectionConfig>>,
         leader: KnownLeader,
@@ -121,7 +121,7 @@ impl SyncSource {
         Ok(Self::Cluster {
             client,
             availability,
-            list_hints,
+            list_hints: Box::new(list_hints),
             backend,
             election_config,
             leader,
@@ -336,8 +336,8 @@ impl SyncSource {
                 }
                 parts.start_name_sources(&client, &availability, &remotes);
                 parts.warn_of_missing_namespaces(client.clone());
-                parts.start_controllers(&client, &availability, remotes, list_hints, check_dns);
-                let source = parts.service_watcher(client, availability, list_hints, first_list);
+                parts.start_controllers(&client, &availability, remotes, *list_hints, check_dns);
+                let source = parts.service_watcher(client, availability, *list_hints, first_list);
                 let run = move |hostname_policy| ServiceWatcher { hostname_policy, ..source.clone() }.run();
                 parts.spawn_source("the watch of load balancers", run);
             }
