@@ -9,9 +9,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::model::owner::{Source, Zone};
+use crate::store::{Input, Store};
 use crate::sync::k8s::remotes::uid_of_cluster;
 use crate::sync::source::dns_endpoint::DnsEndpoints;
 use crate::sync::source::gateway::Gateways;
@@ -74,6 +75,8 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
                     "remote cluster {cluster} is this cluster itself (its namespace kube-system has the same uid): its \
                      objects aren't read. Correct the kubeconfig or the context of --remote {cluster}, or leave it out"
                 );
+                // Sources of StableNames may not lead there, either.
+                sources.services.forget_cluster(&cluster);
                 refused.insert(cluster);
             }
         }
@@ -86,17 +89,43 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
 
 /// Ends only if the remote cluster turns out to be the home cluster, with its name.
 async fn wait_if_home(home: Client, remote: NameWatcher) -> Arc<str> {
-    let mut home_uid = None;
+    let Some(cluster) = remote.cluster else { return std::future::pending().await };
+    let (mut home_uid, mut is_told) = (None, false);
     loop {
-        if home_uid.is_none() {
-            home_uid = uid_of_cluster(&home).await.ok().flatten();
+        let (of_home, of_remote) = match &home_uid {
+            None => (uid_of_cluster(&home).await, uid_of_cluster(&remote.client).await),
+            known => (Ok(known.clone()), uid_of_cluster(&remote.client).await),
+        };
+        for (refused, place) in [(&of_home, "here"), (&of_remote, "there")] {
+            if matches!(refused, Err(kube::Error::Api(status)) if status.code == 403)
+                && !std::mem::replace(&mut is_told, true)
+            {
+                warn!(
+                    "whether remote cluster {cluster} is this cluster itself can't be told: reading the namespace \
+                     kube-system is forbidden {place}; deploy/remote/ and deploy/remote/home/ grant it"
+                );
+            }
         }
-        let uid = uid_of_cluster(&remote.client).await;
-        match (&home_uid, uid, &remote.cluster) {
-            (Some(home), Ok(Some(uid)), Some(cluster)) if *home == uid => return Arc::clone(cluster),
-            (Some(_), Ok(_), _) => return std::future::pending().await,
+        home_uid = of_home.ok().flatten();
+        match (&home_uid, of_remote) {
+            (Some(home), Ok(Some(uid))) if *home == uid => return cluster,
+            (Some(_), Ok(Some(_))) => return std::future::pending().await,
             _ => sleep(COMPARE_AFTER).await,
         }
+    }
+}
+
+/// Warns of load balancers of the home cluster whose names the domain of a remote cluster hides.
+pub(super) async fn warn_of_hidden_names(store: Arc<Store>, remotes: Arc<[Arc<str>]>) {
+    store.known(Input::Services).await;
+    let links = store.links();
+    for cluster in
+        remotes.iter().filter(|cluster| links.iter().any(|link| link.key.namespace() == &***cluster))
+    {
+        warn!(
+            "load balancers of namespace {cluster} have no names <service>.{cluster}.<zone>: these are those of remote \
+             cluster {cluster}. Give the cluster another name, or let clients use <service>-{cluster}.<zone>"
+        );
     }
 }
 

@@ -510,6 +510,8 @@ impl Parts {
             supervisor: Arc::clone(&self.metrics.supervisor),
         };
         self.spawn_writer("the sources of names", context, name_sources::run);
+        let (store, remotes) = (Arc::clone(&self.facts.store), self.flags.remote.names());
+        self.spawn_until_stop(name_sources::warn_of_hidden_names(store, remotes));
     }
 
     fn followers(&self, client: Client, availability: ApiAvailability) -> SourceAnnotationContext {

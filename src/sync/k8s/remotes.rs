@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
@@ -43,22 +44,8 @@ impl Remotes {
     /// # Errors
     /// If a kubeconfig can't be used.
     pub async fn open(clusters: &[RemoteCluster]) -> Result<Self, RemoteError> {
-        let mut remotes = Vec::with_capacity(clusters.len());
-        for RemoteCluster { name, kubeconfig, context } in clusters {
-            let opened = connect_to_remote(name, kubeconfig.clone(), context.clone()).await;
-            let ClientConnection { client, server, identity } =
-                opened.map_err(|source| RemoteError { name: Arc::clone(name), source: source.into() })?;
-            let (of_server, cluster) = (identity.clone(), Arc::clone(name));
-            let describe = move || format!("{} of cluster {cluster}", of_server.borrow().server);
-            remotes.push(Remote {
-                name: Arc::clone(name),
-                client,
-                availability: ApiAvailability::of(describe),
-                identity,
-                server: server.to_string(),
-            });
-        }
-        Ok(Self(remotes.into()))
+        // At the same time: a program for credentials may take seconds.
+        Ok(Self(try_join_all(clusters.iter().map(open)).await?.into()))
     }
 
     /// Returns one cluster.
@@ -79,6 +66,21 @@ impl Remotes {
         let remote = self.0.iter().find(|remote| *remote.name == *cluster)?;
         Some((remote.client.clone(), remote.availability.clone()))
     }
+}
+
+async fn open(RemoteCluster { name, kubeconfig, context }: &RemoteCluster) -> Result<Remote, RemoteError> {
+    let opened = connect_to_remote(name, kubeconfig.clone(), context.clone()).await;
+    let ClientConnection { client, server, identity } =
+        opened.map_err(|source| RemoteError { name: Arc::clone(name), source: source.into() })?;
+    let (of_server, cluster) = (identity.clone(), Arc::clone(name));
+    let describe = move || format!("{} of cluster {cluster}", of_server.borrow().server);
+    Ok(Remote {
+        name: Arc::clone(name),
+        client,
+        availability: ApiAvailability::of(describe),
+        identity,
+        server: server.to_string(),
+    })
 }
 
 /// Returns the uid of the namespace kube-system, which tells clusters apart.

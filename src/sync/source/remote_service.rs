@@ -15,6 +15,7 @@ use crate::model::names;
 use crate::model::owner::{Source, Zone};
 use crate::model::rejection::MAX_ENTRY_BYTES;
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::sync::events::RegardingKind;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::LOAD_BALANCERS;
@@ -116,6 +117,10 @@ impl NameSource for RemoteServices {
         self.known.remove(&id.key);
         self.dependent.remove(&id.key);
         state.remove(id);
+    }
+
+    fn uid(&self, id: &ObjectId, _: &NameState) -> Option<Uid> {
+        Some(self.known.get(&id.key)?.uid.clone())
     }
 
     fn has_dependent(&self) -> bool {

@@ -66,6 +66,12 @@ impl UnselectedServices {
         }
     }
 
+    /// Forgets the Services of a remote cluster.
+    pub fn forget_cluster(&self, cluster: &str) {
+        let of_cluster = |key: &ServiceKey| (key.cluster() == Some(cluster)).then(|| key.clone());
+        self.uids_with(of_cluster).into_iter().for_each(|(_, key)| self.remove(&key));
+    }
+
     /// Records that the Service with this uid is gone. A streamed list reports deletions after a successor of the same
     /// name.
     pub(super) fn deleted(&self, key: &ServiceKey, uid: &str) {

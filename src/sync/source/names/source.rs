@@ -19,6 +19,7 @@ use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::LinkChange;
 use crate::model::owner::{Source, Zone};
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::events::RegardingKind;
 use crate::sync::events::link_log::LinkReporter;
@@ -75,6 +76,11 @@ pub trait NameSource: Send + 'static {
     /// Takes the end of an object.
     fn remove(&mut self, id: &ObjectId, state: &mut NameState);
 
+    /// Returns the uid of a known object.
+    fn uid(&self, id: &ObjectId, state: &NameState) -> Option<Uid> {
+        state.uid(id)
+    }
+
     /// Takes the end of the lists of all kinds, before the names are published.
     fn end_lists(&mut self, _: &mut NameState) {}
 
@@ -106,6 +112,7 @@ pub struct WatchRequest {
 /// A version of an object, or why it can't be decoded.
 pub struct Seen<O> {
     pub key: ServiceKey,
+    pub uid: Uid,
     pub object: Result<O, InvalidObject>,
 }
 
@@ -126,7 +133,8 @@ impl WatchRequest {
                 object.meta_mut().namespace =
                     Some(clusters::in_cluster(cluster.as_deref(), &plain).into_owned());
             }
-            Seen { key: key_of(&object), object: object.0.map(of_source) }
+            let uid = object.uid().unwrap_or_default().as_str().into();
+            Seen { key: key_of(&object), uid, object: object.0.map(of_source) }
         };
         let items = list_watch::<K>(client, query, activity, availability);
         let mut is_told = false;
@@ -216,6 +224,14 @@ impl<S: NameSource> Names<S> {
     /// Takes the end of an object.
     pub fn remove(&mut self, id: &ObjectId) {
         self.source.remove(id, &mut self.state);
+    }
+
+    /// As [`Self::remove`], for an object with this uid. A streamed list reports deletions after a successor of the same
+    /// name, which stays.
+    pub fn remove_seen(&mut self, id: &ObjectId, uid: &Uid) {
+        if self.source.uid(id, &self.state).is_none_or(|known| known == *uid) {
+            self.remove(id);
+        }
     }
 
     /// Takes the end of the lists of all objects. Their names follow by [`Self::work`].

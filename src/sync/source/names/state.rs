@@ -18,6 +18,7 @@ use crate::model::link::{Link, LinkChange, LinkState};
 use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
+use crate::model::uid::Uid;
 use crate::store::Store;
 use crate::sync::events::link_log::LinkReporter;
 use crate::sync::events::{Reason, Regarding, RegardingKind};
@@ -175,6 +176,13 @@ impl NameState {
     #[must_use]
     pub fn target(&self, id: &ObjectId) -> Option<&Arc<Link>> {
         self.targets.get(id)
+    }
+
+    /// Returns the uid of an object that decides about a target, or asks for names.
+    #[must_use]
+    pub fn uid(&self, id: &ObjectId) -> Option<Uid> {
+        let of_target = self.targets.get(id).map(|target| target.uid.clone());
+        of_target.or_else(|| self.names.read().get(id).map(|object| object.uid.clone()))
     }
 
     /// Returns the objects that ask for names.

@@ -253,7 +253,7 @@ impl NameWatcher {
                 names.state.begin_list(kind, scope.namespace.as_deref());
             }
             Event::Resumed => {}
-            Event::Listed(Seen { key, object }) => {
+            Event::Listed(Seen { key, object, .. }) => {
                 let id = ObjectId { key, kind };
                 names.take_seen(&id, object);
                 scope.list.see(id.key);
@@ -262,13 +262,13 @@ impl NameWatcher {
                 scope.is_waiting = true;
                 scope.is_rewound |= rewound;
             }
-            Event::Applied(Seen { key, object }) => {
+            Event::Applied(Seen { key, object, .. }) => {
                 if scope.is_waiting {
                     scope.list.see(key.clone());
                 }
                 names.take_seen(&ObjectId { key, kind }, object);
             }
-            Event::Deleted(Seen { key, .. }) => names.remove(&ObjectId { key, kind }),
+            Event::Deleted(Seen { key, uid, .. }) => names.remove_seen(&ObjectId { key, kind }, &uid),
         }
         Next::Continue
     }

@@ -121,3 +121,23 @@ async fn objects_of_a_remote_cluster_with_impossible_names_are_passed_over() {
     let host = Name::from_ascii("web.a.west.lb.internal.").unwrap();
     assert!(watcher.store.link_of_host(&host).is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn late_deletion_of_a_predecessor_removes_no_successor() {
+    let event = |kind: &str, uid: &str| {
+        let entry = json!({"dnsName": "web.a.lb.internal", "recordType": "A", "targets": ["192.0.2.1"]});
+        let metadata = json!({"namespace": "a", "name": "web", "uid": uid, "resourceVersion": "5",
+            "creationTimestamp": "2026-01-01T00:00:00Z"});
+        json!({"type": kind, "object": {"metadata": metadata, "spec": {"endpoints": [entry]}}})
+    };
+    let end = bookmark(&json!({"k8s.io/initial-events-end": "true"}));
+    for (deleted, stays) in [("1", true), ("2", false)] {
+        let list = vec![event("ADDED", "1"), event("ADDED", "2"), end.clone(), event("DELETED", deleted)];
+        let watcher = watcher(vec![list]);
+        let store = Arc::clone(&watcher.store);
+        let mut running = pin!(watcher.follow(DnsEndpoints::default()));
+        assert!(timeout(Duration::from_secs(10), &mut running).await.is_err());
+        let found = store.link_of_host(&Name::from_ascii("web.a.lb.internal.").unwrap());
+        assert_eq!(found.is_some(), stays, "{deleted}");
+    }
+}
