@@ -43,6 +43,7 @@ enum Disturbance {
     StartWithoutApi(Cluster),
 }
 
+/// The disturbances, each with its weight: first each one happens once.
 const DISTURBANCES: [(Disturbance, u32); 10] = [
     (Disturbance::Nothing, 9),
     (Disturbance::Cut(Cluster::Home), 3),
@@ -55,6 +56,8 @@ const DISTURBANCES: [(Disturbance, u32); 10] = [
     (Disturbance::StartWithoutApi(Cluster::Home), 2),
     (Disturbance::StartWithoutApi(Cluster::West), 2),
 ];
+
+const REMOTE_LINKER: &str = "--as=system:serviceaccount:lb-linker-remote:lb-linker-remote";
 
 /// Something for each cluster.
 type PerCluster<T> = BTreeMap<Cluster, T>;
@@ -70,7 +73,8 @@ impl Replica {
     async fn start(planes: &PerCluster<Lent>, name: &'static str, sources: &str) -> Self {
         let mut links = PerCluster::new();
         for (cluster, plane) in planes {
-            links.insert(*cluster, FaultyLink::start(plane, "lb-linker", "lb-linker").await);
+            let account = if *cluster == Cluster::Home { "lb-linker" } else { "lb-linker-remote" };
+            links.insert(*cluster, FaultyLink::start(plane, account, account).await);
         }
         let directory = tempfile::tempdir().unwrap();
         let linker = run(&links, &directory, name, sources);
@@ -116,6 +120,8 @@ struct Run {
     replicas: [Replica; REPLICAS],
     model: Model,
     generator: Generator,
+    /// The disturbances that come before random ones.
+    first: Vec<Disturbance>,
     names: BTreeSet<String>,
     /// The changes since the last quiet point, for the failure message.
     journal: Vec<String>,
@@ -133,19 +139,16 @@ async fn prepare(cluster: Cluster) -> Lent {
     });
     plane.apply_files(&gateway_api_crds()[0]);
     plane.apply_files(dns_endpoint_crd());
-    plane.apply_files(&deploy().join("sources"));
+    for folder in if cluster == Cluster::Home { &["sources", "remote/home"][..] } else { &["remote"] } {
+        plane.apply_files(&deploy().join(folder).join("rbac.yaml"));
+    }
     let gateway = |kind: &str| format!("{kind}.gateway.networking.k8s.io");
     let kinds = ["gateways", "listenersets", "httproutes", "grpcroutes", "tlsroutes"].map(gateway);
     let endpoints = "dnsendpoints.externaldns.k8s.io";
     plane.wait_for_crds(&kinds.iter().map(String::as_str).chain([endpoints]).collect::<Vec<_>>());
+    let account = if cluster == Cluster::Home { LINKER } else { REMOTE_LINKER };
     for verb in ["list", "watch"] {
-        permission(&plane, true, &[verb, endpoints, "-A", LINKER]).await;
-    }
-    // The uid of this namespace tells clusters apart.
-    let role = ["role", "uid", "--verb=get", "--resource=namespaces", "--resource-name=kube-system"];
-    let binding = ["rolebinding", "uid", "--role=uid", "--serviceaccount=lb-linker:lb-linker"];
-    for object in [&role[..], &binding] {
-        plane.kubectl(&[&["-n", "kube-system", "create"], object].concat());
+        permission(&plane, true, &[verb, endpoints, "-A", account]).await;
     }
     for namespace in FREE.into_iter().chain(OWN).map(split).filter(|(at, _)| *at == cluster) {
         plane.create_namespace(namespace.1);
@@ -158,6 +161,8 @@ impl Run {
         let mut generator = Generator::new(seed);
         let mut order = vec![Kind::Service, Kind::Ingress, Kind::HttpRoute, Kind::DnsEndpoint];
         order.shuffle(&mut generator.random);
+        let mut first = DISTURBANCES.map(|(disturbance, _)| disturbance).to_vec();
+        first.shuffle(&mut generator.random);
         let source = |kind: &Kind| match kind {
             Kind::Ingress => "ingress",
             Kind::HttpRoute => "gateway",
@@ -180,6 +185,7 @@ impl Run {
             model: Model::new(order),
             names: generator.names(),
             generator,
+            first,
             journal: Vec::new(),
             operations: 0,
             tally: BTreeMap::new(),
@@ -194,8 +200,8 @@ impl Run {
         self.execute(before).await;
         let random = &mut self.generator.random;
         let chosen = DISTURBANCES.choose_weighted(random, |(_, weight)| *weight);
-        let (disturbance, replica) =
-            (chosen.expect("there are some").0, self.generator.random.random_range(0..REPLICAS));
+        let disturbance = self.first.pop().unwrap_or(chosen.expect("there are some").0);
+        let replica = random.random_range(0..REPLICAS);
         self.count(&format!("{disturbance:?}"), 1);
         self.journal.push(format!("--- {disturbance:?} of replica {}", self.replicas[replica].name));
         match disturbance {

@@ -323,8 +323,8 @@ pub fn parent(reference: &ParentRef, namespace: &str) -> Option<ObjectId> {
         name: Some(reference.name.clone()),
         ..ObjectMeta::default()
     };
-    // The text of a reference of a remote object may be any.
-    Some(id_of(kind, &metadata)).filter(|id| id.key.is_well_formed())
+    // In a remote cluster the text of a reference may be any.
+    Some(id_of(kind, &metadata)).filter(|id| id.key.cluster().is_none() || id.key.is_well_formed())
 }
 
 /// Returns whether routes of a kind may be attached to a listener: a TLSRoute only to one of protocol TLS.

@@ -28,8 +28,9 @@ const HOSTS: [&str; 14] = [
     "a.own.west.lb.internal",
 ];
 /// The names that objects of the remote cluster ask for, among them default names and names of the home cluster.
-const WEST_HOSTS: [&str; 12] = [
+const WEST_HOSTS: [&str; 13] = [
     "a.lb.internal",
+    "c.lb.internal",
     "b.own.lb.internal",
     "x.w.own.lb.internal",
     "web.own.lb.internal",
@@ -108,7 +109,7 @@ fn hosts_for(id: Id) -> &'static [&'static str] {
         (Kind::Gateway, "west/free" | "west/own") => &WEST_LISTENERS,
         (_, "west/free" | "west/own") => &WEST_HOSTS,
         (Kind::Service, "own") => &["a.own.lb.internal", "*.w.own.lb.internal", "b.lb.internal"],
-        (Kind::Service, "free") => &["a.lb.internal", "web.own.lb.internal"],
+        (Kind::Service, "free") => &["a.lb.internal", "c.lb.internal", "web.own.lb.internal"],
         (Kind::Service, _) => &["b.lb.internal", "x.w.own.lb.internal"],
         (Kind::StableName, "free") => &["b.own.lb.internal", "a.other.lb.internal"],
         (Kind::StableName, _) => &["a.free.lb.internal", "sn-host.own.lb.internal"],

@@ -200,14 +200,16 @@ impl Model {
         for (cluster, source) in self.sources() {
             let claims = self.claims(cluster, source, 0);
             for claim in &claims {
-                let is_first = asked.entry(claim.name).or_default().insert((source, claim.namespace));
-                let is_granted = cluster == Cluster::West && !is_in(claim.name, WEST);
-                counts.granted += usize::from(is_first && is_granted && asked[claim.name].len() == 1);
+                asked.entry(claim.name).or_default().insert((source, claim.namespace));
             }
             let is_shared =
                 |(name, holders): &(&str, Vec<Claim>)| asked[name].len() == 1 && holders.len() > 1;
             counts.shared += holders(claims).into_iter().filter(is_shared).count();
         }
+        let of_west = |(name, owners): &(&&str, &BTreeSet<(Kind, &str)>)| {
+            !is_in(name, WEST) && owners.iter().all(|(_, namespace)| split(namespace).0 == Cluster::West)
+        };
+        counts.granted = asked.iter().filter(of_west).count();
         counts.contested = asked.values().filter(|owners| owners.len() > 1).count();
         for object in self.objects.values().filter(|object| object.content.chosen().is_none()) {
             let kept = object.targets.iter().flatten().count();
