@@ -376,23 +376,23 @@ impl Run {
             return;
         }
         let kinds = Kind::ALL.into_iter().flat_map(|kind| {
-            ["Create", "Recreate", "Set", "Delete"].map(|what| (format!("{what} {kind:?}"), 3))
+            ["Create", "Recreate", "Set", "Delete"].map(|what| (format!("{what} {kind:?}"), 1))
         });
         let others = [
             ("contested name", 300),
-            ("shared name", 20),
+            ("shared name", 5),
             ("kept target", 50),
             ("target that one replica keeps", 20),
-            ("name that the remote cluster has elsewhere", 20),
-            ("Cut(Home)", 5),
-            ("Cut(West)", 3),
-            ("HalfOpen(Home)", 3),
+            ("name that the remote cluster has elsewhere", 10),
+            ("Cut(Home)", 3),
+            ("Cut(West)", 2),
+            ("HalfOpen(Home)", 2),
             ("HalfOpen(West)", 1),
-            ("Restart", 10),
+            ("Restart", 5),
             ("ApiRestart(Home)", 1),
             ("ApiRestart(West)", 1),
-            ("StartWithoutApi(Home)", 3),
-            ("StartWithoutApi(West)", 3),
+            ("StartWithoutApi(Home)", 2),
+            ("StartWithoutApi(West)", 2),
             ("kill", 5),
             ("stop", 5),
             ("start with a snapshot", 5),
