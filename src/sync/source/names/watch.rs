@@ -237,8 +237,11 @@ impl NameWatcher {
         let Watches { scopes, names, .. } = watches;
         let scope = &mut scopes[number];
         let kind = scope.kind.kind;
+        // A proxy before a remote cluster may answer 404, too. With a CRD its objects end, one by one.
+        let may_be_missing =
+            |names: &Names<S>| self.cluster.is_none() || names.source.keys(kind, &names.state).is_empty();
         match &item {
-            Err(error) if error.code() == 404 && !scope.kind.versions.is_empty() => {
+            Err(error) if error.code() == 404 && !scope.kind.versions.is_empty() && may_be_missing(names) => {
                 return scope.on_missing();
             }
             Ok(Event::ListBegins) | Err(_) => {}

@@ -23,10 +23,20 @@ use crate::sync::test_support;
 /// Returns a watcher of names of DNSEndpoints, with a stub that answers each request for a streamed list with the next
 /// of these lists. After it, and for other requests, a bookmark comes every 20 s.
 fn watcher(lists: Vec<Vec<Value>>) -> NameWatcher {
+    watcher_of(lists, None, false)
+}
+
+/// As [`watcher`], in a remote cluster; `is_missing` tells whether a further list is answered with 404.
+fn watcher_of(lists: Vec<Vec<Value>>, cluster: Option<&str>, is_missing: bool) -> NameWatcher {
     let lists = Mutex::new(lists.into_iter());
     let service = tower::service_fn(move |request: axum::http::Request<Sent>| {
         let is_list = request.uri().query().unwrap_or_default().contains("sendInitialEvents=true");
-        let lines = if is_list { lists.lock().next() } else { None }.unwrap_or_default();
+        let list = if is_list { lists.lock().next() } else { None };
+        if list.is_none() && is_list && is_missing {
+            let missing = Response::builder().status(404).body(Body::from("404 page not found"));
+            return std::future::ready(Ok(missing.unwrap()));
+        }
+        let lines = list.unwrap_or_default();
         let bookmarks = futures::stream::repeat(bookmark(&json!({}))).then(|bookmark| async {
             tokio::time::sleep(Duration::from_secs(20)).await;
             bookmark
@@ -39,10 +49,12 @@ fn watcher(lists: Vec<Vec<Value>>) -> NameWatcher {
     let targets = TargetPolicy { zones: vec![origin.clone()], ..Default::default() };
     let policy = HostnamePolicy { targets, ..Default::default() };
     let zone = Zone { sources: vec![Source::SERVICES, Source::DNS_ENDPOINTS], ..(&origin).into() };
-    let store = Arc::new(Store::new(OnGone::Dropped).with_zones([zone]));
+    let remotes: Vec<Arc<str>> = cluster.map(Arc::from).into_iter().collect();
+    let policy = HostnamePolicy { remotes: remotes.clone().into(), ..policy };
+    let store = Arc::new(Store::new(OnGone::Dropped).with_zones(zone.with_remotes(&remotes)));
     store.set_known(Input::Services);
     NameWatcher {
-        cluster: None,
+        cluster: cluster.map(Arc::from),
         client: Client::new(service, "default"),
         availability: ApiAvailability::default(),
         selection: Arc::default(),
@@ -139,5 +151,26 @@ async fn late_deletion_of_a_predecessor_removes_no_successor() {
         assert!(timeout(Duration::from_secs(10), &mut running).await.is_err());
         let found = store.link_of_host(&Name::from_ascii("web.a.lb.internal.").unwrap());
         assert_eq!(found.is_some(), stays, "{deleted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn crd_that_a_remote_cluster_denies_ends_no_names() {
+    for (cluster, domain, stays) in [(None, "a", false), (Some("west"), "a.west", true)] {
+        let name = format!("web.{domain}.lb.internal");
+        let entry = json!({"dnsName": name, "recordType": "A", "targets": ["192.0.2.1"]});
+        let metadata = json!({"namespace": "a", "name": "web", "uid": "u", "resourceVersion": "5"});
+        let object = json!({"metadata": metadata, "spec": {"endpoints": [entry]}});
+        let added = json!({"type": "ADDED", "object": object});
+        let list = vec![added, bookmark(&json!({"k8s.io/initial-events-end": "true"}))];
+        let watcher = watcher_of(vec![list], cluster, true);
+        let (store, rewinds) = (Arc::clone(&watcher.store), watcher.rewinds.clone());
+        let has = || store.link_of_host(&Name::from_ascii(format!("{name}.")).unwrap()).is_some();
+        let mut running = pin!(watcher.follow(DnsEndpoints::default()));
+        assert!(timeout(Duration::from_secs(5), &mut running).await.is_err());
+        assert!(has(), "{cluster:?}");
+        rewinds.record_new_address();
+        assert!(timeout(Duration::from_secs(90), &mut running).await.is_err());
+        assert_eq!(has(), stays, "{cluster:?}");
     }
 }
