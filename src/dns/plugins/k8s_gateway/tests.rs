@@ -189,6 +189,22 @@ async fn name_server_without_service_exists_without_addresses() {
 }
 
 #[tokio::test]
+async fn name_server_waits_for_the_load_balancers_alone() {
+    let server = TestServer::block("k8s_gateway example.com");
+    let store = &server.shared.store;
+    store.set_zones([Zone::from(&zone(""))]);
+    let question = "dns1.kube-system.example.com. A";
+    assert!(server.ask(question).await.starts_with("SERVFAIL"));
+    store.set_known(Input::Services);
+    let found = server.ask(question).await;
+    assert!(found.starts_with("NOERROR aa | |"), "no Ingress can have the name: {found}");
+    store
+        .apply(ObservedService { key: ServiceKey::new("kube-system", "dns1"), ..link("dns1", "192.0.2.53") });
+    assert!(server.ask(question).await.contains("IN A 192.0.2.53"));
+    assert!(server.ask("app.example.com. A").await.starts_with("SERVFAIL"));
+}
+
+#[tokio::test]
 async fn load_balancer_has_only_the_names_it_asks_for() {
     let server = server(
         "resources Service\nttl 300",

@@ -325,6 +325,8 @@ impl Zone {
         node: &Node,
     ) -> bool {
         match node {
+            // The name of a name server belongs to its Service alone.
+            _ if zone.k8s_gateway.is_some() && zone.reserves(relative) => false,
             Node::Nothing | Node::Empty => true,
             Node::Link(link) if self.is_default_name(&link.key, relative) => false,
             Node::Link(link) => {
