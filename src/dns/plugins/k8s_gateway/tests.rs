@@ -205,6 +205,21 @@ async fn name_server_waits_for_the_load_balancers_alone() {
 }
 
 #[tokio::test]
+async fn refused_namespace_may_have_any_unknown_name() {
+    for (resources, is_denied) in [("resources Service", false), ("resources DNSEndpoint", true)] {
+        let server = server(resources, &[("shop", "web", "192.0.2.1", &["web.shop.example.com"])]);
+        let store = &server.shared.store;
+        store.set_listed(&Source::DNS_ENDPOINTS, &store.zones());
+        store.update_unknown_namespaces(|namespaces| namespaces.extend(["refused".into()]));
+        let absent = server.ask("absent.example.com. A").await;
+        assert_eq!(absent.starts_with("NXDOMAIN"), is_denied, "{resources}: {absent}");
+        assert!(server.ask("a.refused.example.com. A").await.starts_with("SERVFAIL"), "{resources}");
+        store.update_unknown_namespaces(std::collections::BTreeSet::clear);
+        assert!(server.ask("absent.example.com. A").await.starts_with("NXDOMAIN"), "{resources}");
+    }
+}
+
+#[tokio::test]
 async fn load_balancer_has_only_the_names_it_asks_for() {
     let server = server(
         "resources Service\nttl 300",
