@@ -34,7 +34,8 @@
 //!   `tier=web "env in (a,b)"`.
 //! - `ttl SECONDS`: 0 to 3600, 60 by default. The zone's own records and negative answers always have 60.
 //! - `apex NAME`: the primary name server, below each zone, `dns1.kube-system` by default; `secondary NAME`: a second one. They
-//!   have the addresses of the Services with these names, `<service>.<namespace>`, and no object has these names.
+//!   have the addresses of the Services with these names, `<service>.<namespace>`, and no object has these names. A
+//!   Service with a hostname instead makes the name a CNAME, which NS records can't lead to: the log says so.
 //! - `kubeconfig FILE [CONTEXT]`: lb-linker's own connection to the API server, as the flags `--kubeconfig` and `--context`,
 //!   which have to be equal if they are there.
 //! - `fallthrough [ZONES...]` passes queries for names that don't exist to the next plugin; with **ZONES**, only names

@@ -19,6 +19,7 @@ pub(crate) use crate::model::hostname::host_name;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Port;
 use crate::model::link::{Annotations, Ingress, InternalNames, ObservedService};
+use crate::model::names;
 use crate::model::owner::Zone;
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
@@ -179,6 +180,9 @@ impl Service {
             targets.check_host_of(&key, host, |host| store.link_of_host(host))
         });
         let refused = unusable.iter().any(Rejection::has_rejected);
+        if !ingress.hostnames.is_empty() {
+            unusable.extend(self.name_servers_without_address(&hostname_policy.zones));
+        }
         let annotations = self.settings(hostname_policy, &mut unusable);
         let mut ports = self.spec.ports.clone();
         ports.sort_unstable();
@@ -202,6 +206,23 @@ impl Service {
     /// Returns what the Service names as its target, in its annotation or its status.
     pub(crate) fn target_entries(&self, policy: &HostnamePolicy) -> TargetEntries<'_> {
         TargetEntries::of(&self.metadata, &policy.annotation_prefixes, &self.status.load_balancer.ingress)
+    }
+
+    /// Returns the name servers that have the target of the Service. It is a hostname, so each is a CNAME, which NS records
+    /// can't lead to (RFC 2181 section 10.3).
+    fn name_servers_without_address(&self, zones: &[Zone]) -> Option<Rejection> {
+        let (key, mut rejection) =
+            (self.key(), Rejection::new(RejectedField::Target, "the address of the name server"));
+        let (namespace, name) = key.parts();
+        let own = format!("{name}.{namespace}");
+        for zone in zones.iter().filter(|zone| zone.name_servers().any(|server| server == own)) {
+            let why = format!(
+                "its load balancer has a hostname, and NS records can't lead to a CNAME (RFC 2181): give it addresses, \
+                 by its status or the annotation {PREFIX}target"
+            );
+            rejection.reject(&format!("{own}.{}", names::text(&zone.origin)), &why);
+        }
+        rejection.non_empty()
     }
 
     /// Returns the granted settings of the annotations, and adds what of them is invalid, denied or unknown to `unusable`.

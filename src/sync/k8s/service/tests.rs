@@ -383,3 +383,24 @@ fn annotations_of_ours_obey_the_labels_in_zones_of_k8s_gateway() {
         assert_eq!(why.matches(&refused).count(), if selects { 0 } else { 3 }, "{zone} {labels}: {why}");
     }
 }
+
+#[test]
+fn hostname_of_a_name_server_is_reported() {
+    let hostname = json!({"hostname": "lb.example.net"});
+    for (namespace, name, entry, expected) in [
+        ("kube-system", "dns1", hostname.clone(), 2),
+        ("kube-system", "two", hostname.clone(), 2),
+        ("kube-system", "dns1", json!({"ip": "192.0.2.53"}), 0),
+        ("shop", "dns1", hostname, 0),
+    ] {
+        let (_, why) = observe_in_k8s_gateway(json!({"namespace": namespace, "name": name}), entry, &[]);
+        let count = |zone: &str| {
+            let text = format!("the address of the name server \"{name}.{namespace}.{zone}\" isn't served: ");
+            usize::from(
+                why.contains(&text) || why.contains(&format!("; \"{name}.{namespace}.{zone}\" isn't served")),
+            )
+        };
+        assert_eq!(count("example.com") + count("lab.example"), expected, "{namespace}/{name}: {why}");
+        assert_eq!(why.is_empty(), expected == 0, "{why}");
+    }
+}
