@@ -155,11 +155,15 @@ impl Store {
     }
 
     /// Returns whether a name below a zone, in the form of [`crate::model::names::wire`], may be the default name of a
-    /// Service in a namespace whose Services aren't known. A cut label may be of any namespace.
+    /// Service in a namespace whose Services aren't known. A cut label may be of any namespace, and in a zone of
+    /// *k8s_gateway* any name.
     #[must_use]
-    pub fn may_lack(&self, relative: &[u8]) -> bool {
+    pub fn may_lack(&self, zone: &Zone, relative: &[u8]) -> bool {
         let namespaces = self.unknown_namespaces.load();
         let Some(namespaces) = namespaces.as_deref() else { return false };
+        if zone.k8s_gateway.is_some() && zone.has(&Source::SERVICES) && !zone.reserves(relative) {
+            return true;
+        }
         let Some(last) = crate::model::names::labels(relative).last() else { return false };
         let is_of = |namespace: &str| {
             let before = last.strip_suffix(namespace.as_bytes());

@@ -1,6 +1,7 @@
 //! Names of Ingresses, of routes at Gateways and of DNSEndpoints beside links: memory, start, and changes.
 
-use std::net::SocketAddr;
+use std::fs;
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,7 +68,7 @@ pub fn run(plane: &mut Plane, results: &mut Results) {
     ready(&linker, Duration::from_millis(20));
     gateway_moves(plane, &linker, results);
     changes_under_load(plane, &linker, results);
-    kept_answers(&linker, results);
+    kept_answers(plane, &linker, results);
 }
 
 fn started(plane: &Plane, args: &[&str]) -> Memory {
@@ -270,11 +271,24 @@ fn changes_under_load(plane: &Plane, linker: &Linker, results: &mut Results) {
 }
 
 /// Compares the cost of kept answers with that of links.
-fn kept_answers(linker: &Linker, results: &mut Results) {
+/// Starts lb-linker with these names in a zone of *k8s_gateway*.
+fn of_k8s_gateway(plane: &Plane, directory: &Path) -> Linker {
+    let corefile = directory.join("Corefile");
+    let server = "bind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\nk8s_gateway";
+    fs::write(&corefile, format!("lb.internal:0 {{\n{server}\n}}\n")).expect("a file");
+    let [kubeconfig, corefile] = [plane.kubeconfig(), &corefile].map(|path| path.to_str().expect("UTF-8"));
+    let linker = Linker::start(["--kubeconfig", kubeconfig, "--corefile", corefile, "--sync=off"]);
+    ready(&linker, Duration::from_millis(20));
+    linker
+}
+
+fn kept_answers(plane: &Plane, linker: &Linker, results: &mut Results) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let of_k8s_gateway = of_k8s_gateway(plane, directory.path());
     let links: Vec<Vec<u8>> = (0..QUERIED).map(link_question).collect();
     let names: Vec<Vec<u8>> = (0..QUERIED).map(|at| address_question(&host("i", at))).collect();
-    let cost = |server: SocketAddr, questions: &[Vec<u8>]| {
-        let load = Load::start(server, QUERIES, questions.to_vec());
+    let cost = |linker: &Linker, questions: &[Vec<u8>]| {
+        let load = Load::start(linker.dns, QUERIES, questions.to_vec());
         thread::sleep(Duration::from_secs(2));
         let before = Cpu::of(linker.id());
         thread::sleep(ROUND / 2);
@@ -282,19 +296,28 @@ fn kept_answers(linker: &Linker, results: &mut Results) {
         load.stop();
         cpu * 1e6 / (f64::from(QUERIES) * (ROUND / 2).as_secs_f64())
     };
-    let mut ratios = Vec::new();
+    let (mut ratios, mut ratios_of_k8s_gateway) = (Vec::new(), Vec::new());
     let mut table = Table::new(&["20,000 kept answers/s", "CPU µs/query"]);
     for _ in 0..3 {
-        let [of_links, of_names] = [&links, &names].map(|questions| cost(linker.dns, questions));
+        let [of_links, of_names] = [&links, &names].map(|questions| cost(linker, questions));
+        let of_free_names = cost(&of_k8s_gateway, &names);
         table.row("links", [format!("{of_links:.2}")]);
         table.row("Ingresses", [format!("{of_names:.2}")]);
+        table.row("Ingresses, in a zone of k8s_gateway", [format!("{of_free_names:.2}")]);
         ratios.push(of_names / of_links);
+        ratios_of_k8s_gateway.push(of_free_names / of_links);
     }
     results.table("Sources, kept answers", table);
     results.at_most(
         "a kept answer of an Ingress : of a link, median",
         Spread::of(ratios).median(),
         1.05,
+        "×",
+    );
+    results.at_most(
+        "a kept answer of an Ingress in a zone of k8s_gateway : of a link, median",
+        Spread::of(ratios_of_k8s_gateway).median(),
+        1.06,
         "×",
     );
 }

@@ -76,29 +76,30 @@ impl HostnamePolicy {
 
     /// Returns the DNS names that a Service requests and may have, in their order, without duplicates and default
     /// names, and a [`Rejection`] for each annotation with names that aren't granted. `annotation` returns the value
-    /// of an annotation of the Service.
+    /// of an annotation of the Service; `selected` are the zones of *k8s_gateway* in which it has names.
     #[must_use]
     pub fn hostnames<'a>(
         &self,
         key: &ServiceKey,
         annotation: impl Fn(&str) -> Option<&'a str>,
+        selected: &[&Zone],
     ) -> (Vec<Arc<str>>, Vec<Rejection>) {
         let requested = self.annotated_names(annotation);
-        let check = |name: &str| self.check_granted_to_service(key.namespace(), name);
+        let check = |name: &str| self.check_selected(key.namespace(), name, selected);
         self.granted("a Service", requested, check, |name| self.is_default_name(key, name))
     }
 
     /// Returns the DNS names that a load balancer has in zones of *k8s_gateway*, unless other objects have them, as
-    /// [`Self::hostnames`] does. `selects` tells whether it has names in a zone.
+    /// [`Self::hostnames`] does.
     #[must_use]
     pub fn k8s_gateway_names<'a>(
         &self,
         key: &ServiceKey,
         annotation: impl Fn(&str) -> Option<&'a str>,
-        selects: impl Fn(&Zone) -> bool,
+        selected: &[&Zone],
     ) -> (Vec<Arc<str>>, Vec<Rejection>) {
-        let has_names = |name: &str| self.k8s_gateway_zone(name).is_none_or(&selects);
-        if !self.zones.iter().any(|zone| zone.k8s_gateway.is_some() && selects(zone)) {
+        let has_names = |name: &str| self.k8s_gateway_zone(name).is_none_or(|zone| selected.contains(&zone));
+        if selected.is_empty() {
             return Default::default();
         }
         let annotated =
@@ -107,7 +108,7 @@ impl HostnamePolicy {
         let RequestedNames { field, names, ignored } = annotated.unwrap_or_default();
         let asked = names.iter().flat_map(|name| Zone::k8s_gateway_names(&self.zones, name));
         let own = |zone: &Zone| format!("{}.{}.{}", key.name(), key.namespace(), names::text(&zone.origin));
-        let own = self.zones.iter().filter(|zone| zone.k8s_gateway.is_some() && !is_annotated).map(own);
+        let own = selected.iter().copied().filter(|_| !is_annotated).map(own);
         let names: Vec<String> = asked.chain(own).collect();
         let names = names.iter().map(String::as_str).filter(|name| has_names(name)).collect();
         let check = |name: &str| self.check_granted(key.namespace(), name);
@@ -130,6 +131,7 @@ impl HostnamePolicy {
         key: &ServiceKey,
         hostnames: &[Arc<str>],
         annotation: impl Fn(&str) -> Option<&'a str>,
+        selected: &[&Zone],
     ) -> (Vec<Arc<str>>, Vec<Rejection>) {
         let annotations = self.keys_of(INTERNAL_HOSTNAME);
         let requested = annotations.filter_map(|name| Some(RequestedNames::of(&name, annotation(&name)?)));
@@ -139,7 +141,7 @@ impl HostnamePolicy {
                     .to_owned())
             }
             true => Err("it is one of the load balancer's hostnames, which lead to its target".to_owned()),
-            false => self.check_granted_to_service(key.namespace(), name),
+            false => self.check_selected(key.namespace(), name, selected),
         };
         self.granted("a Service", requested, check, |_| false)
     }
@@ -226,6 +228,18 @@ impl HostnamePolicy {
             Some(zone) => {
                 Err(format!("Services have no names in {}, which has other sources", to_presentation(zone)))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Self::check_granted_to_service`], for a Service with names in these zones of *k8s_gateway* alone.
+    fn check_selected(&self, namespace: &str, name: &str, selected: &[&Zone]) -> Result<(), String> {
+        self.check_granted_to_service(namespace, name)?;
+        match self.k8s_gateway_zone(name).filter(|zone| !selected.contains(zone)) {
+            Some(zone) => Err(format!(
+                "the labels of the load balancer give it no names in {}",
+                names::text(&zone.origin)
+            )),
             None => Ok(()),
         }
     }
@@ -377,7 +391,7 @@ mod tests {
         hostname_policy: &HostnamePolicy,
         annotations: &serde_json::Value,
     ) -> (Vec<Arc<str>>, Vec<Rejection>) {
-        hostname_policy.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str())
+        hostname_policy.hostnames(&ServiceKey::new("default", "web"), |name| annotations[name].as_str(), &[])
     }
 
     fn hostname_policy() -> HostnamePolicy {

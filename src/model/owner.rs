@@ -354,6 +354,12 @@ impl Zone {
         self.sources.iter().position(|listed| listed.has_names_of(source)) < of_target
     }
 
+    /// Returns the name servers of a zone of *k8s_gateway* below the origin, `<service>.<namespace>`; none for other zones.
+    pub fn name_servers(&self) -> impl Iterator<Item = &str> {
+        let secondary = self.k8s_gateway.as_ref().map(|own| own.secondary.as_deref());
+        secondary.into_iter().flat_map(|secondary| std::iter::once(&*self.apex).chain(secondary))
+    }
+
     /// Returns whether no object of the zone's cluster has a name here; `below` is the part of the name below the origin.
     #[must_use]
     pub fn reserves(&self, below: &[u8]) -> bool {
@@ -361,12 +367,11 @@ impl Zone {
             return below.is_empty();
         }
         let Some(top) = names::labels(below).last() else { return true };
-        let Some(K8sGateway { secondary, .. }) = &self.k8s_gateway else {
+        if self.k8s_gateway.is_none() {
             let of_remote = |source: &Source| source.cluster.as_ref().is_some_and(|it| it.as_bytes() == top);
             return names::is_reserved(top, self.apex.as_bytes()) || self.sources.iter().any(of_remote);
-        };
-        let mut servers =
-            std::iter::once(&self.apex).chain(secondary).filter_map(|name| names::wire_of(name));
+        }
+        let mut servers = self.name_servers().filter_map(names::wire_of);
         top == names::DELETED.as_bytes() || servers.any(|server| names::below(below, &server).is_some())
     }
 

@@ -4,9 +4,11 @@
 //!
 //! # Description
 //!
-//! [k8s_gateway](https://github.com/k8s-gateway/k8s_gateway) is a plugin that CoreDNS's own image lacks; its Corefile needs
-//! no change here. The zones are zones of [*lb_linker*](#lb_linker) with the rules of k8s_gateway 1.8; [moving.md](moving.md)
-//! compares them. Every namespace may have any name in them, which the log says at each start:
+//! [k8s_gateway](https://github.com/k8s-gateway/k8s_gateway) is a plugin that CoreDNS's own image lacks. Its Corefile
+//! needs no change here, unless it has `resources Node`, `nodeAddressType`, *transfer*, or a server `https://` or
+//! `grpc://`. The zones are zones of [*lb_linker*](#lb_linker) with the rules of k8s_gateway 1.8;
+//! [moving.md](moving.md) compares them. They have names of the home cluster alone: for them `--remote` serves only the
+//! sources of StableNames. Every namespace may have any name in them, which the log says at each start:
 //!
 //! - A load balancer has the names in its annotation `coredns.io/hostname`, or else
 //!   `external-dns.alpha.kubernetes.io/hostname`; without both `<service>.<namespace>`. It has no other default names.
@@ -34,7 +36,8 @@
 //!   `tier=web "env in (a,b)"`.
 //! - `ttl SECONDS`: 0 to 3600, 60 by default. The zone's own records and negative answers always have 60.
 //! - `apex NAME`: the primary name server, below each zone, `dns1.kube-system` by default; `secondary NAME`: a second one. They
-//!   have the addresses of the Services with these names, `<service>.<namespace>`, and no object has these names.
+//!   have the addresses of the Services with these names, `<service>.<namespace>`, and no object has these names. A
+//!   Service with a hostname instead makes the name a CNAME, which NS records can't lead to: the log says so.
 //! - `kubeconfig FILE [CONTEXT]`: lb-linker's own connection to the API server, as the flags `--kubeconfig` and `--context`,
 //!   which have to be equal if they are there.
 //! - `fallthrough [ZONES...]` passes queries for names that don't exist to the next plugin; with **ZONES**, only names

@@ -19,6 +19,8 @@ pub(crate) use crate::model::hostname::host_name;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::link::Port;
 use crate::model::link::{Annotations, Ingress, InternalNames, ObservedService};
+use crate::model::names;
+use crate::model::owner::Zone;
 use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::{Denied, TargetPolicy};
@@ -178,6 +180,9 @@ impl Service {
             targets.check_host_of(&key, host, |host| store.link_of_host(host))
         });
         let refused = unusable.iter().any(Rejection::has_rejected);
+        if !ingress.hostnames.is_empty() {
+            unusable.extend(self.name_servers_without_address(&hostname_policy.zones));
+        }
         let annotations = self.settings(hostname_policy, &mut unusable);
         let mut ports = self.spec.ports.clone();
         ports.sort_unstable();
@@ -203,22 +208,38 @@ impl Service {
         TargetEntries::of(&self.metadata, &policy.annotation_prefixes, &self.status.load_balancer.ingress)
     }
 
+    /// Returns the name servers that have the target of the Service. It is a hostname, so each is a CNAME, which NS records
+    /// can't lead to (RFC 2181 section 10.3).
+    fn name_servers_without_address(&self, zones: &[Zone]) -> Option<Rejection> {
+        let (key, mut rejection) =
+            (self.key(), Rejection::new(RejectedField::Target, "the address of the name server"));
+        let (namespace, name) = key.parts();
+        let own = format!("{name}.{namespace}");
+        for zone in zones.iter().filter(|zone| zone.name_servers().any(|server| server == own)) {
+            let why = format!(
+                "its load balancer has a hostname, and NS records can't lead to a CNAME (RFC 2181): give it addresses, \
+                 by its status or the annotation {PREFIX}target"
+            );
+            rejection.reject(&format!("{own}.{}", names::text(&zone.origin)), &why);
+        }
+        rejection.non_empty()
+    }
+
     /// Returns the granted settings of the annotations, and adds what of them is invalid, denied or unknown to `unusable`.
     fn settings(&self, policy: &HostnamePolicy, unusable: &mut Vec<Rejection>) -> Annotations {
         let ttl = annotations::ttl(&self.metadata, &policy.annotation_prefixes, unusable);
         annotations::check_managed(&self.metadata, unusable);
-        let (mut hostnames, refused_names) = policy.hostnames(&self.key(), |name| self.annotation(name));
+        let has_names = |zone: &&Zone| k8s_gateway::has_names_of_service(zone, &self.metadata);
+        let selected: Vec<&Zone> = policy.zones.iter().filter(has_names).collect();
+        let annotation = |name: &str| self.annotation(name);
+        let (mut hostnames, refused_names) = policy.hostnames(&self.key(), annotation, &selected);
         unusable.extend(refused_names);
-        let (further, refused_names) = policy.k8s_gateway_names(
-            &self.key(),
-            |name| self.annotation(name),
-            |zone| k8s_gateway::has_names_of_service(zone, &self.metadata),
-        );
+        let (further, refused_names) = policy.k8s_gateway_names(&self.key(), annotation, &selected);
         unusable.extend(refused_names);
         hostnames.extend(further);
         hostnames.sort_unstable();
         hostnames.dedup();
-        let internal = self.internal_names(policy, &hostnames, unusable);
+        let internal = self.internal_names(policy, &hostnames, &selected, unusable);
         let (allow_from, refused_namespaces) = self.allow_from(&policy.home);
         unusable.extend(refused_namespaces);
         let known = &policy.hostname_annotations;
@@ -227,15 +248,16 @@ impl Service {
     }
 
     /// Returns the internal hostnames that the Service may have, with the cluster IPs behind them. `hostnames` are its other
-    /// custom hostnames.
+    /// custom hostnames, and `selected` the zones of *k8s_gateway* in which it has names.
     fn internal_names(
         &self,
         policy: &HostnamePolicy,
         hostnames: &[Arc<str>],
+        selected: &[&Zone],
         unusable: &mut Vec<Rejection>,
     ) -> Option<Arc<InternalNames>> {
         let (mut names, refused_names) =
-            policy.internal_hostnames(&self.key(), hostnames, |name| self.annotation(name));
+            policy.internal_hostnames(&self.key(), hostnames, |name| self.annotation(name), selected);
         unusable.extend(refused_names);
         if names.is_empty() {
             return None;

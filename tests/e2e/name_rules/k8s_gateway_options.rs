@@ -217,6 +217,15 @@ pub(super) const CHART: Table = of_plugin(
             &[("_acme-challenge.a CNAME", "a.$N.dns01.example.net."), ("a A", "192.0.2.1")],
         ),
         row(
+            "apex.go:38, gateway.go:385: the hostname of a name server's Service is looked up",
+            service!("exdns-k8s-gateway" in "kube-system", "type: LoadBalancer", "{hostname: lb.example.net}"),
+            &[
+                ("exdns-k8s-gateway.kube-system.example.com. CNAME", "lb.example.net."),
+                ("exdns-k8s-gateway.kube-system.example.com. A", "lb.example.net. 192.0.2.77"),
+            ],
+        )
+        .differs("the name server of a zone has the addresses behind a hostname in its Service's status"),
+        row(
             "charts/k8s-gateway/values.yaml:37: watchedResources [Ingress, Service]",
             concat!(
                 service!("web", "type: LoadBalancer", "{ip: 192.0.2.1}"),

@@ -189,6 +189,37 @@ async fn name_server_without_service_exists_without_addresses() {
 }
 
 #[tokio::test]
+async fn name_server_waits_for_the_load_balancers_alone() {
+    let server = TestServer::block("k8s_gateway example.com");
+    let store = &server.shared.store;
+    store.set_zones([Zone::from(&zone(""))]);
+    let question = "dns1.kube-system.example.com. A";
+    assert!(server.ask(question).await.starts_with("SERVFAIL"));
+    store.set_known(Input::Services);
+    let found = server.ask(question).await;
+    assert!(found.starts_with("NOERROR aa | |"), "no Ingress can have the name: {found}");
+    store
+        .apply(ObservedService { key: ServiceKey::new("kube-system", "dns1"), ..link("dns1", "192.0.2.53") });
+    assert!(server.ask(question).await.contains("IN A 192.0.2.53"));
+    assert!(server.ask("app.example.com. A").await.starts_with("SERVFAIL"));
+}
+
+#[tokio::test]
+async fn refused_namespace_may_have_any_unknown_name() {
+    for (resources, is_denied) in [("resources Service", false), ("resources DNSEndpoint", true)] {
+        let server = server(resources, &[("shop", "web", "192.0.2.1", &["web.shop.example.com"])]);
+        let store = &server.shared.store;
+        store.set_listed(&Source::DNS_ENDPOINTS, &store.zones());
+        store.update_unknown_namespaces(|namespaces| namespaces.extend(["refused".into()]));
+        let absent = server.ask("absent.example.com. A").await;
+        assert_eq!(absent.starts_with("NXDOMAIN"), is_denied, "{resources}: {absent}");
+        assert!(server.ask("a.refused.example.com. A").await.starts_with("SERVFAIL"), "{resources}");
+        store.update_unknown_namespaces(std::collections::BTreeSet::clear);
+        assert!(server.ask("absent.example.com. A").await.starts_with("NXDOMAIN"), "{resources}");
+    }
+}
+
+#[tokio::test]
 async fn load_balancer_has_only_the_names_it_asks_for() {
     let server = server(
         "resources Service\nttl 300",

@@ -265,7 +265,8 @@ impl Zone {
         let unlisted = store.unlisted_source(configured);
         // The names of a remote cluster don't depend on the load balancers of the home cluster.
         let unlisted = unlisted.filter(|_| (synced || domain.is_some()) && !self.is_reverse());
-        let may_lack = synced && domain.is_none() && !self.is_reverse() && store.may_lack(relative);
+        let may_lack =
+            synced && domain.is_none() && !self.is_reverse() && store.may_lack(configured, relative);
         let mut lookups = Lookups::new(store);
         let node = self.find(&mut lookups, name, relative);
         if may_lack && matches!(node, Node::Nothing | Node::Empty)
@@ -325,6 +326,8 @@ impl Zone {
         node: &Node,
     ) -> bool {
         match node {
+            // The name of a name server belongs to its Service alone.
+            _ if zone.k8s_gateway.is_some() && zone.reserves(relative) => false,
             Node::Nothing | Node::Empty => true,
             Node::Link(link) if self.is_default_name(&link.key, relative) => false,
             Node::Link(link) => {

@@ -261,9 +261,13 @@ fn ttl_annotation_accepts_0_to_3600_seconds() {
     }
 }
 
-/// Returns the names that a Service `web` of `shop` gets in zones of *k8s_gateway*, and what is refused. Another zone is of
-/// *lb_linker*; `lab.example` has Services with one of two labels.
-fn names_of_k8s_gateway(metadata: serde_json::Value) -> (String, String) {
+/// Observes a load balancer, by default `web` of `shop`, with zones of *k8s_gateway*. Another zone is of *lb_linker*;
+/// `lab.example` has Services with one of two labels.
+fn observe_in_k8s_gateway(
+    metadata: serde_json::Value,
+    entry: serde_json::Value,
+    further_annotations: &[&str],
+) -> (ObservedService, String) {
     let name = |text: &str| Name::from_ascii(text).unwrap();
     let zone = |origin: &str, service_selectors: &[&str]| Zone {
         apex: "dns1.kube-system".into(),
@@ -277,8 +281,13 @@ fn names_of_k8s_gateway(metadata: serde_json::Value) -> (String, String) {
         vec![(&name("lb.internal.")).into(), zone("example.com.", &[]), zone("lab.example.", &["a=b", "c"])];
     let origins = ["lb.internal.", "example.com.", "lab.example."].map(name).to_vec();
     let targets = TargetPolicy { zones: origins, ..Default::default() };
-    let policy = HostnamePolicy { targets, zones, ..Default::default() };
-    let mut service = json!({"metadata": metadata, "spec": {"type": "LoadBalancer"}});
+    let hostname_annotations = further_annotations.iter().map(|name| (*name).to_owned()).collect();
+    let policy = HostnamePolicy { targets, zones, hostname_annotations, ..Default::default() };
+    let mut service = json!({
+        "metadata": metadata,
+        "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.1"},
+        "status": {"loadBalancer": {"ingress": [entry]}},
+    });
     for (key, default) in [("namespace", "shop"), ("name", "web")] {
         let own = &mut service["metadata"][key];
         if own.is_null() {
@@ -287,8 +296,13 @@ fn names_of_k8s_gateway(metadata: serde_json::Value) -> (String, String) {
     }
     let service: Service = serde_json::from_value(service).unwrap();
     let (observed, unusable) = service.observe(&policy, &Store::new(OnGone::Kept));
-    let names = observed.annotations.hostnames.join(" ");
-    (names, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    (observed, unusable.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+}
+
+/// Returns the names that a Service gets, and what is refused.
+fn names_of_k8s_gateway(metadata: serde_json::Value) -> (String, String) {
+    let (observed, why) = observe_in_k8s_gateway(metadata, json!({"ip": "192.0.2.1"}), &[]);
+    (observed.annotations.hostnames.join(" "), why)
 }
 
 #[test]
@@ -336,5 +350,57 @@ fn reserved_names_of_k8s_gateway_are_refused() {
     for name in ["dns.example.com", "kube-system.example.com", "dns2.kube-system"] {
         let (names, why) = names_of_k8s_gateway(json!({"annotations": {"coredns.io/hostname": name}}));
         assert!(!names.is_empty() && why.is_empty(), "{name}: {names} {why}");
+    }
+}
+
+#[test]
+fn annotations_of_ours_obey_the_labels_in_zones_of_k8s_gateway() {
+    const FURTHER: &str = "external-dns.alpha.kubernetes.io/hostname";
+    let annotations = |zone: &str| {
+        json!({
+            HOSTNAME: format!("a.{zone},a.shop.lb.internal"),
+            FURTHER: format!("b.{zone}"),
+            INTERNAL_HOSTNAME: format!("int.{zone},int.shop.lb.internal"),
+        })
+    };
+    let names = |zone: &str, labels: serde_json::Value| {
+        let metadata = json!({"annotations": annotations(zone), "labels": labels});
+        let (observed, why) = observe_in_k8s_gateway(metadata, json!({"ip": "192.0.2.1"}), &[FURTHER]);
+        let Annotations { hostnames, internal, .. } = observed.annotations;
+        (hostnames.join(" "), internal.unwrap_or_default().hostnames.join(" "), why)
+    };
+    for (zone, labels, selects) in [
+        ("example.com", json!({}), true),
+        ("example.com", json!({"k8s-gateway.dns/ignore": "true"}), false),
+        ("lab.example", json!({"c": ""}), true),
+        ("lab.example", json!({"x": ""}), false),
+    ] {
+        let (hostnames, internal, why) = names(zone, labels.clone());
+        let of_zone = [&*hostnames, &*internal].map(|names| names.contains(&format!(".{zone}")));
+        assert_eq!(of_zone, [selects; 2], "{zone} {labels}: {hostnames} {internal}");
+        assert!(hostnames.contains("a.shop.lb.internal") && internal.contains("int.shop.lb.internal"));
+        let refused = format!("isn't served: the labels of the load balancer give it no names in {zone}");
+        assert_eq!(why.matches(&refused).count(), if selects { 0 } else { 3 }, "{zone} {labels}: {why}");
+    }
+}
+
+#[test]
+fn hostname_of_a_name_server_is_reported() {
+    let hostname = json!({"hostname": "lb.example.net"});
+    for (namespace, name, entry, expected) in [
+        ("kube-system", "dns1", hostname.clone(), 2),
+        ("kube-system", "two", hostname.clone(), 2),
+        ("kube-system", "dns1", json!({"ip": "192.0.2.53"}), 0),
+        ("shop", "dns1", hostname, 0),
+    ] {
+        let (_, why) = observe_in_k8s_gateway(json!({"namespace": namespace, "name": name}), entry, &[]);
+        let count = |zone: &str| {
+            let text = format!("the address of the name server \"{name}.{namespace}.{zone}\" isn't served: ");
+            usize::from(
+                why.contains(&text) || why.contains(&format!("; \"{name}.{namespace}.{zone}\" isn't served")),
+            )
+        };
+        assert_eq!(count("example.com") + count("lab.example"), expected, "{namespace}/{name}: {why}");
+        assert_eq!(why.is_empty(), expected == 0, "{why}");
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::body::Body;
 use axum::http::Response;
+use hickory_proto::rr::Name;
 use kube::client::Body as Sent;
 use prometheus::IntCounter;
 use serde_json::{Value, json};
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use crate::model::link::{Annotations, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::names;
+use crate::model::owner::Zone;
 use crate::model::persisted_target::{PersistedTarget, TargetOwner};
 use crate::model::target_policy::TargetPolicy;
 use crate::store::fallback::Fallback;
@@ -525,7 +527,8 @@ async fn namespace_refused_since_the_start_keeps_its_targets() {
             assert!(link.is_open_to("shop") && !link.is_open_to("other"), "as in the snapshot: {link:?}");
         }
         let is_unlisted = |labels: &[&str]| {
-            store.may_lack(&names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
+            let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
+            store.may_lack(&zone, &names::wire(labels.iter().map(|label| label.as_bytes())).unwrap())
         };
         assert!(is_unlisted(&["none-b"]) && is_unlisted(&["none", "b"]) && is_unlisted(&["x", "none-b"]));
         assert!(!is_unlisted(&["none-a"]) && !is_unlisted(&["b", "a"]) && !is_unlisted(&["webb"]));

@@ -99,8 +99,11 @@ impl LinkNames {
                     return is_deleted.then_some(Node::Reserved { exists: false });
                 };
                 let exists = *servers[number] == *relative;
-                let link = if exists { self.link_of_server(lookups, number) } else { None };
-                Some(link.map_or(Node::Reserved { exists }, Node::Link))
+                if !exists {
+                    return Some(Node::Reserved { exists });
+                }
+                // The name exists without its Service, too.
+                Some(self.link_of_server(lookups, number).map_or(Node::Empty, Node::Link))
             }
             OwnNames::Below(_) => None,
         }
