@@ -46,7 +46,7 @@ fn source_with(lists: Vec<Vec<Value>>, named: Option<Value>) -> ServiceWatcher {
         let body = Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending()));
         std::future::ready(Ok::<_, Infallible>(Response::new(body)))
     });
-    let zones = vec![hickory_proto::rr::Name::from_ascii("lb.internal.").unwrap()];
+    let zones = vec![Name::from_ascii("lb.internal.").unwrap()];
     let store = Arc::new(Store::new(OnGone::Dropped));
     store.set_zones(&zones);
     store.set_known(Input::ExternalTargets);
