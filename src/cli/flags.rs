@@ -488,7 +488,8 @@ impl Flags {
     }
 
     fn is_connection(&self, named: &OwnKubeconfig) -> bool {
-        self.kubeconfig.as_ref() == Some(&named.path) && self.context == named.context
+        let is_same = self.kubeconfig.as_ref().is_some_and(|own| is_same_path(own, &named.path));
+        is_same && self.context == named.context
     }
 
     /// Returns these flags with the connection that a zone of *k8s_gateway* names, unless a flag names one.

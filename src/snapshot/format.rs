@@ -16,6 +16,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::model::clusters;
 use crate::model::excerpt;
 use crate::model::link::Port;
 use crate::model::names::{self, MAX_LABEL};
@@ -292,6 +293,12 @@ fn read_line<'a, T: Deserialize<'a>>((text, line): (&'a [u8], usize)) -> Result<
 // === impl SavedLink ===
 
 impl SavedLink {
+    /// Returns whether a namespace is one of the owner's cluster.
+    fn is_namespace(&self, namespace: &str) -> bool {
+        let (cluster, plain) = clusters::split(namespace);
+        names::is_label(plain) && (cluster.is_none() || cluster == self.cluster.as_deref())
+    }
+
     /// Returns the link with only its default names, its rank, and the name of its external target; another owner
     /// with its names and its rank.
     fn names_only(self) -> Self {
@@ -336,7 +343,7 @@ impl SavedLink {
         let is_behind = self
             .behind
             .as_ref()
-            .is_none_or(|(namespace, name)| names::is_label(namespace) && is_key(name, MAX_ENTRY_BYTES));
+            .is_none_or(|(namespace, name)| self.is_namespace(namespace) && is_key(name, MAX_ENTRY_BYTES));
         let by = self.overridden_by.iter().flat_map(|by| [&by.uid, &by.source, &by.service_uid]);
         let mut texts = by.chain([&self.uid]).chain(source);
         let is_service = self.is_service();
@@ -345,7 +352,7 @@ impl SavedLink {
             is_ttl(*ttl) && data.len() <= MAX_RECORDS && data.iter().all(|text| text.len() <= MAX_TEXT)
         };
         match &self.target {
-            _ if !names::is_label(&self.namespace) => Err("the namespace isn't a DNS label"),
+            _ if !self.is_namespace(&self.namespace) => Err("the namespace isn't a DNS label"),
             _ if is_service && !is_object(&self.service) => Err("the Service's name isn't a DNS name"),
             _ if !is_host => Err("the owner's name isn't a hostname"),
             _ if !is_behind => Err("what is behind the owner's names isn't an object"),

@@ -3,6 +3,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::model::clusters;
 
 fn head(random: &mut StdRng) -> Head {
     let text = |random: &mut StdRng| text(random);
@@ -70,11 +71,14 @@ fn link(random: &mut StdRng) -> SavedLink {
         app_protocol: random.random::<bool>().then(|| label(random).into()),
     };
     let is_service = random.random::<bool>();
+    let cluster = random.random::<bool>().then(|| label(random)).filter(|_| !is_service);
+    let namespace =
+        |random: &mut StdRng| clusters::in_cluster(cluster.as_deref(), &label(random)).into_owned();
     SavedLink {
-        cluster: random.random::<bool>().then(|| text(random)).filter(|_| !is_service),
         kind: (!is_service).then(|| text(random)),
-        behind: random.random::<bool>().then(|| (label(random), label(random))),
-        namespace: label(random),
+        behind: random.random::<bool>().then(|| (namespace(random), label(random))),
+        namespace: namespace(random),
+        cluster: cluster.clone(),
         service: format!("{}.{}", label(random), label(random)),
         uid: text(random),
         created: random.random(),

@@ -297,7 +297,8 @@ impl NameWatcher {
         if let Some(activity) = &scope.activity {
             activity.set_refused(error.code() == 403);
         }
-        if let Some(note) = failure_note(scope, error, is_listed) {
+        let is_remote = self.cluster.is_some();
+        if let Some(note) = failure_note(scope, error, is_listed, is_remote) {
             sources.insert(key, note);
         }
     }
@@ -345,10 +346,14 @@ impl Scope {
 }
 
 /// Returns a sentence about a failure that keeps the objects from being read.
-fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool) -> Option<String> {
+fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: bool) -> Option<String> {
     let what = scope.log.what();
     match error.code() {
         410 => None,
+        0 if is_listed && is_remote => {
+            Some(format!("the {what} are as they were read last: the API server doesn't answer"))
+        }
+        // The age of what was read tells it.
         0 if is_listed => None,
         0 => Some(format!("the {what} haven't been read yet: the API server doesn't answer")),
         _ => {
