@@ -1,4 +1,4 @@
-//! Remote clusters: their memory, and that those that don't answer delay no other one.
+//! Remote clusters: their memory, and the readiness and changes beside API servers that don't answer.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -172,8 +172,8 @@ impl LinkReader {
         reader.wait_for_external_targets(deadline).await;
         let zones = reader.store.zones();
         if timeout_at(deadline, reader.store.sources_listed(&zones)).await.is_err() {
-            let own = zones.iter().filter(|zone| zone.cluster.is_none());
-            let unlisted = own.into_iter().find_map(|zone| reader.store.unlisted_source(zone));
+            let mut own = zones.iter().filter(|zone| zone.cluster.is_none());
+            let unlisted = own.find_map(|zone| reader.store.unlisted_source(zone));
             let source = unlisted.map(Source::word).unwrap_or_default();
             warn!(
                 "the source {source} wasn't read within {} s: its names are missing",

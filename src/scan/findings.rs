@@ -349,7 +349,7 @@ struct Remotes {
 }
 
 impl Remotes {
-    /// Returns those that have a name.
+    /// Returns the load balancers that have a name.
     fn of(store: &Store) -> Self {
         let mut found = Self::default();
         for (key, RemoteLink { link, dns_names, .. }) in remote_links(store) {

@@ -62,6 +62,17 @@ pub(super) struct RequiredPermission<'a> {
     need: Requirement,
 }
 
+impl<'a> RequiredPermission<'a> {
+    /// Returns a permission in the home cluster, for all objects of a namespace (`None`: of all namespaces).
+    fn new(verb: &'static str, resource: Resource, namespace: Option<&'a str>, need: Requirement) -> Self {
+        Self { verb, resource, cluster: None, namespace, name: None, need }
+    }
+
+    fn place(&self) -> String {
+        self.cluster.map(|cluster| format!(" of cluster {cluster}")).unwrap_or_default()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requirement {
     /// Required with the current flags; names the folder of the manifests that grant the permission.
@@ -85,12 +96,6 @@ impl fmt::Display for RequiredPermission<'_> {
     }
 }
 
-impl RequiredPermission<'_> {
-    fn place(&self) -> String {
-        self.cluster.map(|cluster| format!(" of cluster {cluster}")).unwrap_or_default()
-    }
-}
-
 /// The folder with the ServiceAccount of an lb-linker that answers for the cluster's names.
 const CLUSTER_DNS: &str = "deploy/cluster-dns/";
 /// The folder with the ServiceAccount of other ones.
@@ -108,14 +113,7 @@ pub(super) fn needed<'a>(
     election_config: Option<&'a ElectionConfig>,
 ) -> Vec<RequiredPermission<'a>> {
     let permission = |resource, namespace, need| {
-        move |verb: &&'static str| RequiredPermission {
-            verb,
-            resource,
-            cluster: None,
-            namespace,
-            name: None,
-            need,
-        }
+        move |verb: &&'static str| RequiredPermission::new(verb, resource, namespace, need)
     };
     let default = Requirement::Always(folder);
     let watched = watched(flags);
@@ -180,8 +178,7 @@ pub(super) fn add_for_cluster_dns(permissions: &mut Vec<RequiredPermission<'_>>,
     ] {
         for verb in ["list", "watch"].into_iter().filter(|_| spec.has(kind)) {
             let need = Requirement::Always(folder);
-            let permission =
-                RequiredPermission { verb, resource, cluster: None, namespace: None, name: None, need };
+            let permission = RequiredPermission::new(verb, resource, None, need);
             if !permissions.iter().any(|known| RequiredPermission { need, ..known.clone() } == permission) {
                 permissions.push(permission);
             }
@@ -224,14 +221,8 @@ pub(super) fn in_remote_cluster<'a>(
     let first = reading_kube_system(Some(cluster), "deploy/remote/, for that cluster");
     let list_and_watch = |resource: Resource| {
         let (cluster, need) = (first.cluster, first.need);
-        ["list", "watch"].map(|verb| RequiredPermission {
-            verb,
-            resource,
-            cluster,
-            namespace: None,
-            name: None,
-            need,
-        })
+        ["list", "watch"]
+            .map(|verb| RequiredPermission { cluster, ..RequiredPermission::new(verb, resource, None, need) })
     };
     let others = std::iter::once(SERVICES).chain(of_sources).flat_map(list_and_watch).collect::<Vec<_>>();
     std::iter::once(first).chain(others).collect()
@@ -242,9 +233,9 @@ pub(super) fn reading_kube_system<'a>(
     cluster: Option<&'a str>,
     folder: &'static str,
 ) -> RequiredPermission<'a> {
-    let (namespace, name) = (Some(KUBE_SYSTEM), Some(KUBE_SYSTEM));
     let need = Requirement::Always(folder);
-    RequiredPermission { verb: "get", resource: NAMESPACES, cluster, namespace, name, need }
+    let permission = RequiredPermission::new("get", NAMESPACES, Some(KUBE_SYSTEM), need);
+    RequiredPermission { cluster, name: Some(KUBE_SYSTEM), ..permission }
 }
 
 /// Returns the resources of the sources of these zones, each with the folder that grants them in the home cluster.
@@ -287,14 +278,7 @@ fn in_watched_namespaces<'a>(
     need: Requirement,
 ) -> Vec<RequiredPermission<'a>> {
     let in_namespace = |namespace| {
-        let permission = move |&(verb, resource)| RequiredPermission {
-            verb,
-            resource,
-            cluster: None,
-            namespace,
-            name: None,
-            need,
-        };
+        let permission = move |&(verb, resource)| RequiredPermission::new(verb, resource, namespace, need);
         verbs.iter().map(permission).collect::<Vec<_>>()
     };
     watched(flags).into_iter().flat_map(in_namespace).collect()

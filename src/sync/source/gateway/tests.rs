@@ -508,7 +508,7 @@ fn route_has_its_hostnames_where_it_is_accepted() {
 }
 
 #[test]
-fn younger_route_of_another_namespace_gets_no_name_of_k8s_gateway() {
+fn name_of_k8s_gateway_stays_with_the_older_route() {
     let mut world = World::of_k8s_gateway(&[Source::HTTP_ROUTES, Source::INGRESSES]);
     let at = |name: &str, namespace: &str, gateway: &str, seconds: u8| {
         let parent = json!({"name": "gw", "namespace": gateway});

@@ -107,7 +107,7 @@ async fn object_that_has_room_again_is_listed_after_five_minutes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn objects_of_a_remote_cluster_with_impossible_names_are_passed_over() {
+async fn remote_objects_with_impossible_names_are_passed_over() {
     let service = |namespace: &str, name: &str| {
         json!({"type": "ADDED", "object": {
             "metadata": {"namespace": namespace, "name": name, "uid": "u", "resourceVersion": "5"},
