@@ -29,7 +29,8 @@ async fn unreachable_api_server_at_start_is_retried() {
         assert!(answer.edns.unwrap().options().as_ref().iter().any(|(code, _)| u16::from(*code) == 15));
     }
     let waiting = "lb_linker\nthe load balancers haven't been read yet: the API server doesn't answer";
-    assert_eq!(linker.get_ready(), (503, waiting.to_owned()));
+    // The line may be of another watch, a moment before the watch of load balancers fails.
+    eventually(waiting, || async { (linker.get_ready() == (503, waiting.to_owned())).then_some(()) }).await;
     assert_eq!(linker.get_health(), (200, "OK".to_owned()));
 
     plane.start_apiserver();
