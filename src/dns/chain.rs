@@ -8,3 +8,4 @@ pub(crate) mod query_limiter;
 pub(crate) mod request;
 pub mod server;
 pub mod target_check;
+pub mod zone_state;

@@ -14,6 +14,7 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
 
 use super::server::ServerBlock;
+use super::zone_state::TransferredZone;
 use crate::dns::chain::request::Request;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
@@ -45,6 +46,16 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
 
     /// Returns the value of a label about the question for a name by a client; `None` if it isn't known.
     fn label(&self, _label: &str, _name: &Name, _client: IpAddr) -> Option<String> {
+        None
+    }
+
+    /// Returns whether the plugin sees zone transfers and NOTIFY, which pass no other plugins.
+    fn sees_transfers(&self) -> bool {
+        false
+    }
+
+    /// Returns a zone of this plugin, for a transfer; `None` if the plugin doesn't answer for it.
+    fn transferred_zone(&self, _origin: &Name) -> Option<Arc<dyn TransferredZone>> {
         None
     }
 

@@ -8,16 +8,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hashbrown::DefaultHashBuilder;
-use hickory_proto::op::{Edns, Message, Metadata, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::labels::Labels;
 use super::metrics::{ServerMetrics, ZoneMetrics};
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
+use super::zone_state::TransferredZone;
 use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
 use crate::dns::message::header::MAX_UDP;
-use crate::dns::message::query::wire_name;
+use crate::dns::message::query::{is_transfer, wire_name};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
@@ -73,6 +74,8 @@ pub struct Access {
 struct ServedZone {
     zone: Name,
     block: Arc<ServerBlock>,
+    /// The plugins of the block that see zone transfers and NOTIFY, if one of them answers these.
+    exchange: Option<Arc<ServerBlock>>,
     zone_metrics: Arc<ZoneMetrics>,
 }
 
@@ -142,7 +145,7 @@ pub trait AccessRule: fmt::Debug + Send + Sync {
 }
 
 /// A server block with its plugins in order. Several listeners may share a block.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ServerBlock {
     pub zones: Vec<Name>,
     /// The plugins, in the order in which they are called.
@@ -175,7 +178,8 @@ impl Server {
         let debug = blocks.iter().any(|(_, block)| block.debug);
         let serve = |(zone, block): &(Name, Arc<ServerBlock>)| {
             let zone_metrics = metrics.zone_metrics(&label, &zone.to_ascii());
-            (wire_name(zone), ServedZone { zone: zone.clone(), block: Arc::clone(block), zone_metrics })
+            let (block, exchange) = (Arc::clone(block), block.exchange());
+            (wire_name(zone), ServedZone { zone: zone.clone(), block, exchange, zone_metrics })
         };
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
@@ -230,7 +234,14 @@ impl Server {
         let Some(served) = server.find(request.query.name(), request.query.query_type()) else {
             return Some(server.refuse(request, ResponseCode::Refused));
         };
-        if served.block.plugins.is_empty() {
+        let block = match refused_exchange(request) {
+            Some(rcode) => match &served.exchange {
+                Some(exchange) => exchange,
+                None => return Some(server.refuse(request, rcode)),
+            },
+            None => &served.block,
+        };
+        if block.plugins.is_empty() {
             return Some(server.refuse(request, ResponseCode::Refused));
         }
         request.zone.clone_from(&served.zone);
@@ -239,7 +250,7 @@ impl Server {
         if !served.block.labeled.all().is_empty() {
             request.labels = Some(Arc::new(labels(&served.block, request)));
         }
-        let outcome = Next::first(&served.block).serve(request).await;
+        let outcome = Next::first(block).serve(request).await;
         answer(request, outcome)
     }
 
@@ -352,6 +363,13 @@ impl Server {
         access
     }
 
+    /// Returns the zone with exactly this origin in the block that is responsible for it, for a transfer.
+    #[must_use]
+    pub fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        let served = self.find(origin, RecordType::SOA)?;
+        served.block.plugins.iter().find_map(|plugin| plugin.transferred_zone(origin))
+    }
+
     pub fn plugins(&self) -> impl Iterator<Item = &ChainPlugin> {
         self.blocks().flat_map(|(_, block)| &block.plugins)
     }
@@ -437,6 +455,20 @@ impl Server {
     }
 }
 
+// === impl ServerBlock ===
+
+impl ServerBlock {
+    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers these.
+    fn exchange(&self) -> Option<Arc<Self>> {
+        let answers = |plugin: &ChainPlugin| matches!(plugin.name(), "transfer" | "secondary");
+        if !self.plugins.iter().any(answers) {
+            return None;
+        }
+        let plugins = self.plugins.iter().filter(|plugin| plugin.sees_transfers()).cloned().collect();
+        Some(Arc::new(Self { plugins, ..self.clone() }))
+    }
+}
+
 /// Returns the labels of a request, about the name as the block has got it, before `rewrite`.
 fn labels(block: &Arc<ServerBlock>, request: &Request) -> Labels {
     let (block, name, client) =
@@ -460,15 +492,22 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns the rcode for a query type that lb-linker never answers: a zone transfer, the type of a record that
-/// describes a message (RFC 6891 section 6.1.1, RFC 8945 section 4.1, RFC 2930 section 2), or an obsolete type (MAILB,
-/// MAILA).
+/// Returns the rcode for a zone transfer or a NOTIFY (RFC 1996) to a block without a plugin that answers it; `None` for
+/// other requests.
+fn refused_exchange(request: &Request) -> Option<ResponseCode> {
+    if request.metadata.op_code == OpCode::Notify {
+        return Some(ResponseCode::NotImp);
+    }
+    is_transfer(request.query.query_type()).then_some(ResponseCode::Refused)
+}
+
+/// Returns the rcode for a query type that lb-linker never answers: the type of a record that describes a message (RFC
+/// 6891 section 6.1.1, RFC 8945 section 4.1, RFC 2930 section 2), or an obsolete type (MAILB, MAILA).
 fn never_answered(qtype: RecordType) -> Option<ResponseCode> {
     const TKEY: u16 = 249;
     const MAIL: [u16; 2] = [253, 254];
     let number = u16::from(qtype);
     match qtype {
-        RecordType::AXFR | RecordType::IXFR => Some(ResponseCode::Refused),
         RecordType::OPT | RecordType::TSIG => Some(ResponseCode::NotImp),
         _ if number == TKEY || MAIL.contains(&number) => Some(ResponseCode::NotImp),
         _ => None,

@@ -29,12 +29,15 @@ pub enum HeaderCheck {
 pub fn check_header(message: &[u8]) -> HeaderCheck {
     const FORMERR: u8 = 1;
     const NOTIMP: u8 = 4;
+    const QUERY: u8 = 0;
+    /// RFC 1996 section 4.1.
+    const NOTIFY: u8 = 4;
     if message.len() < HEADER || message[2] & 0x80 != 0 {
         return HeaderCheck::Drop;
     }
     let count = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
     let (questions, answers, authorities, additionals) = (count(4), count(6), count(8), count(10));
-    if (message[2] >> 3) & 0x0f != 0 {
+    if !matches!((message[2] >> 3) & 0x0f, QUERY | NOTIFY) {
         return HeaderCheck::Reply(error_reply(message, NOTIMP));
     }
     // More than one question has no meaning (RFC 9619); the other limits are CoreDNS's.
@@ -192,22 +195,22 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn notify_gets_notimp_and_two_questions_get_formerr() {
+    fn status_gets_notimp_and_two_questions_get_formerr() {
         let sent = query("a.example.");
-        let mut notify = sent.clone();
-        notify[2] |= 4 << 3;
-        let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
+        let mut status = sent.clone();
+        status[2] |= 2 << 3;
+        let HeaderCheck::Reply(reply) = check_header(&status) else { panic!() };
         // QR, the opcode and RD; NOTIMP; one question and no records.
-        assert_eq!(reply[..12], [0x12, 0x34, 0xa1, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(reply[..12], [0x12, 0x34, 0x91, 4, 0, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(reply[12..], sent[12..]);
 
         let mut with_edns = Message::from_vec(&sent).unwrap();
         let mut edns = Edns::new();
         edns.set_dnssec_ok(true);
         with_edns.set_edns(edns);
-        let mut notify = with_edns.to_vec().unwrap();
-        notify[2] |= 4 << 3;
-        let HeaderCheck::Reply(reply) = check_header(&notify) else { panic!() };
+        let mut status = with_edns.to_vec().unwrap();
+        status[2] |= 2 << 3;
+        let HeaderCheck::Reply(reply) = check_header(&status) else { panic!() };
         let reply = Message::from_vec(&reply).unwrap();
         assert_eq!(reply.max_payload(), MAX_UDP, "a query with OPT gets OPT");
         assert!(reply.edns.unwrap().flags().dnssec_ok, "RFC 3225 section 3");

@@ -203,6 +203,10 @@ impl Plugin for Acl {
         NAME
     }
 
+    fn sees_transfers(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         let server = &*request.server.label;

@@ -162,6 +162,10 @@ impl Plugin for Errors {
         NAME
     }
 
+    fn sees_transfers(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let outcome = next.serve(request).await;
         if let Err(PluginError::Error { rcode, why, .. }) = &outcome

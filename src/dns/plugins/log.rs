@@ -142,6 +142,10 @@ impl Plugin for LogPlugin {
         NAME
     }
 
+    fn sees_transfers(&self) -> bool {
+        true
+    }
+
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         if request.is_check() {
             return next.serve(request).await;
