@@ -99,7 +99,8 @@ impl ManifestOverrides {
                 known.inherited.insert(key.clone(), own.annotations);
             }
             let inherited = known.inherited.get(&key).cloned().unwrap_or_default();
-            let mut followed = TrackedStableName { object, inherited, former_source: None };
+            let mut followed =
+                TrackedStableName { object, inherited, former_source: None, logged_refusal: None };
             followed.former_source = former_source(&followed, &sources);
             let present = self.store.get(&key).and_then(|link| link.active_override().cloned());
             let (link_override, error) = decide(&followed, &sources, present.as_ref());

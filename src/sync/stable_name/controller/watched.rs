@@ -367,14 +367,19 @@ impl FailoverController {
             self.leader.forget(&key);
         }
         self.leader.observed(&object, before.as_ref().filter(|_| is_same).map(|before| &before.object));
-        let (inherited, former_source) = match before.filter(|_| is_same) {
-            Some(before) => (before.inherited, before.former_source),
-            // The external target records the DNS names of a Service that may be gone by now.
-            None => (self.present(&key).map(|by| by.annotations).unwrap_or_default(), None),
-        };
         self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
         self.context.link_reporter.findings.stable_names.set(&key, problem(&object.status).as_deref());
-        self.objects.insert(key.clone(), TrackedStableName { object, inherited, former_source });
+        let followed = match before.filter(|_| is_same) {
+            Some(before) => TrackedStableName { object, ..before },
+            // The external target records the DNS names of a Service that may be gone by now.
+            None => TrackedStableName {
+                object,
+                inherited: self.present(&key).map(|by| by.annotations).unwrap_or_default(),
+                former_source: None,
+                logged_refusal: None,
+            },
+        };
+        self.objects.insert(key.clone(), followed);
         self.set_override(&key);
         self.index(&key);
         if let Some(followed) = self.objects.get(&key) {
