@@ -20,7 +20,7 @@ use crate::store::Store;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::desired::lacks_address;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
-use crate::sync::k8s::errors::{ApiAvailability, Outage};
+use crate::sync::k8s::errors::{ApiAvailability, Outage, UNACCEPTED};
 use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation::followers::{Follower, Followers};
@@ -229,8 +229,7 @@ impl LinkFacts {
                 absence.since
             ));
         }
-        lasting_outage(&self.availability)
-            .map(|_| "a move may not be seen: the API server can't be reached".to_owned())
+        lasting_outage(&self.availability).map(|outage| format!("a move may not be seen: {}", outage.reason))
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
@@ -247,6 +246,11 @@ impl LinkFacts {
                 ("its external target doesn't exist".to_owned(), failure)
             }
             Some((ExternalTargetState::At(at), _)) if link.target.as_ref() == Some(&at) => return None,
+            // Watches whose credentials have become invalid end at different times.
+            Some((ExternalTargetState::At(at), None)) if self.availability.refusal().is_some() => {
+                let what = format!("its external target points at {at}, and DNS may be the older one");
+                (what, Some(UNACCEPTED.to_owned()))
+            }
             Some((ExternalTargetState::At(at), failure)) => {
                 (format!("its external target still points at {at}"), failure)
             }
@@ -308,35 +312,37 @@ impl LinkFacts {
     }
 }
 
-/// Returns the present outage of the API server, if it has lasted for some seconds.
+/// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.
 fn lasting_outage(availability: &ApiAvailability) -> Option<Outage> {
-    availability.outage().filter(|outage| outage.duration().as_secs() >= NOTICE_STEP)
+    let known = [availability.outage(), availability.refusal()];
+    known.into_iter().flatten().find(|outage| outage.duration().as_secs() >= NOTICE_STEP)
 }
 
 /// Lets `readiness` tell how old the links are that these watches have brought.
 pub fn tell_age(readiness: &Readiness, availability: ApiAvailability, staleness: Arc<Staleness>) {
     readiness.set_age(move |readiness| {
         let is_refused = readiness.load_balancers.load().is_some();
-        let is_unreachable = lasting_outage(&availability).is_some();
-        let seen = match is_unreachable {
-            true => staleness.least_recently_connected(&OF_TARGETS)?,
-            false => staleness.least_recent(&OF_TARGETS)?,
+        let outage = lasting_outage(&availability);
+        let seen = match outage {
+            Some(_) => staleness.least_recently_connected(&OF_TARGETS)?,
+            None => staleness.least_recent(&OF_TARGETS)?,
         };
         // An API server that refuses a watch isn't silent.
-        notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
+        notice(seen.elapsed(), outage).filter(|_| outage.is_some() || !is_refused)
     });
 }
 
-fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
+fn notice(age_of_view: Duration, outage: Option<Outage>) -> Option<String> {
     let seconds = age_of_view.as_secs();
     let past = seconds - seconds % NOTICE_STEP;
     let shown = |seconds: u64| age(i64::try_from(seconds).unwrap_or(i64::MAX));
-    match is_unreachable {
-        true if seconds >= NOTICE_STEP => {
+    match outage {
+        // A watch that goes on brings events also after its credentials have become invalid.
+        Some(outage) if seconds >= NOTICE_STEP || outage.reason == UNACCEPTED => {
             let bound = shown(past + NOTICE_STEP);
-            Some(format!("what lb-linker knows is up to {bound} old: the API server can't be reached"))
+            Some(format!("what lb-linker knows is up to {bound} old: {}", outage.reason))
         }
-        false if age_of_view > MAX_SILENCE => Some(format!(
+        None if age_of_view > MAX_SILENCE => Some(format!(
             "what lb-linker knows may be {} old: its watch has brought no event and no bookmark since",
             shown(past)
         )),
