@@ -112,7 +112,7 @@ impl LinkFacts {
         let view = |(key, follower): (ServiceKey, Follower)| {
             let source = follower.source.as_ref();
             let of_source = source.and_then(|source| self.findings.stable_names.get(source));
-            follower_view(&key, follower, of_source.as_deref())
+            follower_view(&key, follower, of_source.as_deref(), !self.reads_followers)
         };
         Some(selected.map(view).collect())
     }
