@@ -169,6 +169,11 @@ impl LinkFacts {
             &self.findings;
         let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
         let of_flag = of_flag.map(|why| why.to_string().into());
+        if !self.needs_external_targets
+            && self.external_targets.get(&link.key) == Some(ExternalTargetState::Missing)
+        {
+            shown.external_target = None;
+        }
         if shown.state == ViewState::Gone
             && let Some(unselected) = self.unselected.get(&link.key)
             && unselected.uid == link.uid

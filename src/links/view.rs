@@ -28,7 +28,8 @@ pub struct LinkView {
     /// The hostname, or the addresses with commas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// `<namespace>/<name>` of the external target; `None` if there is none, because the link has had no target yet.
+    /// `<namespace>/<name>` of the external target; `None` if there is none, because the link has had no target yet, or
+    /// because of `--sync off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_target: Option<String>,
     pub state: ViewState,

@@ -84,6 +84,8 @@ fn missing_or_outdated_external_target_is_degraded() {
     assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
     facts.needs_external_targets = false;
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "with --sync off");
+    let external_target = |facts: &LinkFacts| facts.views(&LinkFilter::default()).remove(0).external_target;
+    assert_eq!(external_target(&facts), None, "it doesn't exist");
     set_external_target(&facts, ExternalTargetState::At(target("old.example.")));
     let old = "its external target still points at old.example";
     assert_eq!(shown(&facts), (ViewState::Degraded, old.to_owned()));
