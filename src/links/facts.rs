@@ -181,7 +181,11 @@ impl LinkFacts {
             shown.reason = Some("the Service exists, and isn't selected any more".into());
         }
         let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
-        if matches!(shown.state, ViewState::Ready | ViewState::Kept)
+        let has_target = matches!(shown.state, ViewState::Ready | ViewState::Kept);
+        if has_target && shown.dns_names.is_empty() {
+            reasons.push("no zone serves a name of it, so DNS doesn't answer with its target".into());
+        }
+        if has_target
             && let Some((state, why)) =
                 self.external_target_problem(link).or_else(|| self.missing_addresses(link))
         {
@@ -196,14 +200,7 @@ impl LinkFacts {
         if link.target.is_some() && link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
-        let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
-        let (unread_names, unlisted) = (readiness.stable_names.load(), readiness.load_balancers.load());
-        let of_stable_name = unread_names.as_deref().filter(|_| shown.overridden_by.is_some()).and_then(note);
-        let of_service = match link.active_override() {
-            Some(by) => problems.unread.get(&by.service_uid).cloned(),
-            None => unlisted.as_deref().filter(|_| link.service_link().is_some()).and_then(note),
-        };
-        reasons.extend(of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into()));
+        reasons.extend(self.unread(link, problems, shown.overridden_by.is_some()));
         let of_override = shown
             .overridden_by
             .as_ref()
@@ -224,6 +221,23 @@ impl LinkFacts {
         }
         shown.reason = (!reasons.is_empty()).then(|| reasons.join("; ").into());
         shown
+    }
+
+    /// Returns why the StableName and the Service of a link can't be read.
+    fn unread(
+        &self,
+        link: &Arc<Link>,
+        problems: &NameProblems,
+        is_overridden: bool,
+    ) -> impl Iterator<Item = Cow<'static, str>> + use<> {
+        let Readiness { stable_names, load_balancers, .. } = &*self.findings.readiness;
+        let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
+        let of_stable_name = stable_names.load().as_deref().filter(|_| is_overridden).and_then(note);
+        let of_service = match link.active_override() {
+            Some(by) => problems.unread.get(&by.service_uid).cloned(),
+            None => load_balancers.load().as_deref().filter(|_| link.service_link().is_some()).and_then(note),
+        };
+        of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into())
     }
 
     /// Returns why no StableName moves at present, as far as this replica knows.

@@ -101,7 +101,8 @@ pub enum ViewState {
     /// DNS answers with the target that the status of the Service or of the StableName names.
     Ready,
     /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
-    /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
+    /// Degraded or not Ready, no zone serves a name of the link, or something that the Service asks for is denied or
+    /// ignored.
     Degraded,
     /// The last look-up of the target's addresses has failed, or brought only denied ones: clients get SERVFAIL or
     /// NXDOMAIN, the last known addresses, or none. Only a process that answers DNS knows it.

@@ -89,6 +89,15 @@ fn missing_or_outdated_external_target_is_degraded() {
     set_external_target(&facts, ExternalTargetState::At(target("old.example.")));
     let old = "its external target still points at old.example";
     assert_eq!(shown(&facts), (ViewState::Degraded, old.to_owned()));
+    assert_eq!(external_target(&facts).as_deref(), Some("external-targets/web-shop-ext"));
+}
+
+#[test]
+fn link_without_a_name_in_any_zone_is_degraded() {
+    let store = Store::new(OnGone::Kept);
+    store.apply(observed(key(), "1", "a.example."));
+    let why = "no zone serves a name of it, so DNS doesn't answer with its target".to_owned();
+    assert_eq!(shown(&LinkFacts::of(Arc::new(store))), (ViewState::Degraded, why));
 }
 
 #[test]

@@ -337,6 +337,18 @@ async fn refusal_is_logged_once_in_all_terms() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_name_is_shown_before_a_leader_writes_it() {
+    let mut shop = Shop::open(web()).await;
+    let mut object = web();
+    object["metadata"]["name"] = json!("api");
+    object["spec"]["hostnames"] = json!(["a.example"]);
+    shop.controller.applied(ObservedStableName::new(serde_json::from_value(object).unwrap()));
+    let shown = &shop.controller.context.link_reporter.findings.stable_names;
+    let why = shown.get(&ServiceKey::new("shop", "api")).unwrap();
+    assert!(why.starts_with("HostnameRefused: spec.hostnames: \"a.example\": "), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn long_queue_is_decided_in_parts() {
     let mut shop = Shop::open(web()).await;
     shop.controller.context.policy.sync = SyncMode::Plan;
