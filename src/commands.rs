@@ -29,7 +29,7 @@ use self::json_log::JsonLines;
 use self::leading_flags::arguments;
 use self::links::{links, list_followers};
 use self::names::list_names;
-use self::output::{BAD_INPUT, FAILED, NOT_CONFIRMED, confirm, exit_with_error, fail, print_problem};
+use self::output::{BAD_INPUT, FAILED, confirm, exit_with_error, fail, print_problem};
 use self::scan::{ScanOutput, scan_cluster};
 use self::stub::{StubAction, stub};
 use crate::app::run;
@@ -479,7 +479,7 @@ async fn take_over(flags: &Flags, dry_run: bool, ask: bool) -> ExitCode {
     // Ignore EPIPE: stderr may be closed.
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
     let objection =
-        |objects: &[String], server: &ApiServer| (ask && !confirm(objects, server)).then_some(NOT_CONFIRMED);
+        |objects: &[String], server: &ApiServer| if ask { confirm(objects, server).err() } else { None };
     let outcome = match takeover(flags, dry_run, objection, progress).await {
         Ok(outcome) => outcome,
         Err(error) => return fail(&error.into()),

@@ -646,6 +646,7 @@ impl Parts {
             Arc::clone(&self.selection),
             Arc::clone(&self.metrics.failover),
             self.link_reporter.log.about("StableName"),
+            &self.link_reporter.findings,
         );
         ManifestSource {
             directory: self.flags.manifests.clone().unwrap_or_default(),

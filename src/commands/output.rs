@@ -18,29 +18,39 @@ const READING_LOG: &str = "warn,lb_linker::object_log=error,lb_linker::sync::eve
     lb_linker::sync::external_target=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off,\
     rustls_platform_verifier=off";
 
-/// The answer to the question of [`confirm`] was no, or standard input is empty.
-pub(super) const NOT_CONFIRMED: &str = "nothing was changed; --yes leaves out the question";
-
-/// Asks on stderr whether to change these objects of an API server. Returns whether the answer on stdin begins with y or
-/// Y.
-pub(super) fn confirm(objects: &[String], server: &ApiServer) -> bool {
+/// Asks on stderr whether to change these objects of an API server.
+///
+/// # Errors
+/// If the answer on stdin doesn't begin with y or Y.
+pub(super) fn confirm(objects: &[String], server: &ApiServer) -> Result<(), &'static str> {
     let question = format!("Change {} at API server {server}?", examples(objects));
     // Ignore EPIPE: stderr may be closed.
     let _ = write!(std::io::stderr(), "{} [y/N] ", printable(&question, &[]));
     let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer).is_ok()
-        && answer.trim_start().to_ascii_lowercase().starts_with('y')
+    // An answer that can't be read is none.
+    let _ = std::io::stdin().read_line(&mut answer);
+    consent(&answer)
 }
 
-/// Returns whether these objects of an API server may be changed: asks with `ask`, else prints on stderr which API server
-/// it is.
-pub(super) fn is_confirmed(ask: bool, objects: &[String], server: &ApiServer) -> bool {
+fn consent(answer: &str) -> Result<(), &'static str> {
+    match answer.trim_start().to_ascii_lowercase() {
+        _ if answer.is_empty() => Err("nothing was changed; --yes leaves out the question"),
+        answer if answer.starts_with('y') => Ok(()),
+        _ => Err("nothing was changed"),
+    }
+}
+
+/// Asks with `ask` whether these objects of an API server may be changed, else prints on stderr which API server it is.
+///
+/// # Errors
+/// As [`confirm`].
+pub(super) fn permit(ask: bool, objects: &[String], server: &ApiServer) -> Result<(), &'static str> {
     if ask {
         return confirm(objects, server);
     }
     // Ignore EPIPE: stderr may be closed.
     let _ = writeln!(std::io::stderr(), "{}", printable(&format!("API server {server}"), &[]));
-    true
+    Ok(())
 }
 
 /// Starts the log of `links`, `scan` or `stub` on stderr: warnings and errors about reading the cluster.
@@ -61,4 +71,20 @@ pub(super) fn exit_with_error(problem: &str, code: u8) -> ExitCode {
 pub(super) fn print_problem(problem: &str) {
     // Ignore EPIPE: stderr may be closed (`2>&1 | head`).
     let _ = writeln!(std::io::stderr(), "lb-linker: {}", printable(problem, &['\n', '\t']));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_answer_is_told_of_the_flag_yes() {
+        let flag = "nothing was changed; --yes leaves out the question";
+        let no = Err("nothing was changed");
+        for (answer, expected) in
+            [("y\n", Ok(())), (" Yes", Ok(())), ("n\n", no), ("\n", no), ("ok, y", no), ("", Err(flag))]
+        {
+            assert_eq!(consent(answer), expected, "{answer:?}");
+        }
+    }
 }

@@ -12,9 +12,7 @@ use crate::scan::report::report;
 use crate::scan::{ScanScope, scan};
 use crate::sync::k8s::client::connect;
 
-use super::output::{
-    BAD_INPUT, FAILED, NOT_CONFIRMED, exit_with_error, fail, is_confirmed, log_warnings, print_problem,
-};
+use super::output::{BAD_INPUT, FAILED, exit_with_error, fail, log_warnings, permit, print_problem};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ScanOutput {
@@ -73,8 +71,8 @@ pub async fn scan_cluster(
         print_problem(notice);
     }
     let Some(without_question) = apply.filter(|_| !found.exact.is_empty()) else { return ExitCode::SUCCESS };
-    if !is_confirmed(!without_question, &changed_objects(&found.exact), &connection.server) {
-        return exit_with_error(NOT_CONFIRMED, FAILED);
+    if let Err(refusal) = permit(!without_question, &changed_objects(&found.exact), &connection.server) {
+        return exit_with_error(refusal, FAILED);
     }
     let problems = annotate(&connection.client, &found.exact, print).await;
     for problem in &problems {

@@ -25,9 +25,7 @@ use crate::stub::report::report;
 use crate::stub::{Forwarding, served_zones, verify};
 use crate::sync::k8s::client::{ClientConnection, connect};
 
-use super::output::{
-    BAD_INPUT, FAILED, NOT_CONFIRMED, exit_with_error, fail, is_confirmed, log_warnings, print_problem,
-};
+use super::output::{BAD_INPUT, FAILED, exit_with_error, fail, log_warnings, permit, print_problem};
 
 /// What `lb-linker stub` does.
 pub enum StubAction {
@@ -211,8 +209,8 @@ async fn write_steps(
     }
     let object = |change: &Change| format!("ConfigMap {KUBE_SYSTEM}/{}", change.config_map);
     let objects: Vec<String> = changes.iter().map(object).collect();
-    if !is_confirmed(ask, &objects, &connection.server) {
-        return exit_with_error(NOT_CONFIRMED, FAILED);
+    if let Err(refusal) = permit(ask, &objects, &connection.server) {
+        return exit_with_error(refusal, FAILED);
     }
     for change in &changes {
         let name = format!("{KUBE_SYSTEM}/{}", change.config_map);

@@ -20,7 +20,7 @@ use crate::store::Store;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::desired::lacks_address;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
-use crate::sync::k8s::errors::{ApiAvailability, Outage};
+use crate::sync::k8s::errors::{ApiAvailability, Outage, UNACCEPTED};
 use crate::sync::k8s::watch::OF_TARGETS;
 use crate::sync::source::unselected::UnselectedServices;
 use crate::sync::source_annotation::followers::{Follower, Followers};
@@ -112,7 +112,7 @@ impl LinkFacts {
         let view = |(key, follower): (ServiceKey, Follower)| {
             let source = follower.source.as_ref();
             let of_source = source.and_then(|source| self.findings.stable_names.get(source));
-            follower_view(&key, follower, of_source.as_deref())
+            follower_view(&key, follower, of_source.as_deref(), !self.reads_followers)
         };
         Some(selected.map(view).collect())
     }
@@ -169,6 +169,11 @@ impl LinkFacts {
             &self.findings;
         let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
         let of_flag = of_flag.map(|why| why.to_string().into());
+        if !self.needs_external_targets
+            && self.external_targets.get(&link.key) == Some(ExternalTargetState::Missing)
+        {
+            shown.external_target = None;
+        }
         if shown.state == ViewState::Gone
             && let Some(unselected) = self.unselected.get(&link.key)
             && unselected.uid == link.uid
@@ -176,7 +181,11 @@ impl LinkFacts {
             shown.reason = Some("the Service exists, and isn't selected any more".into());
         }
         let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
-        if matches!(shown.state, ViewState::Ready | ViewState::Kept)
+        let has_target = matches!(shown.state, ViewState::Ready | ViewState::Kept);
+        if has_target && shown.dns_names.is_empty() {
+            reasons.push("no zone serves a name of it, so DNS doesn't answer with its target".into());
+        }
+        if has_target
             && let Some((state, why)) =
                 self.external_target_problem(link).or_else(|| self.missing_addresses(link))
         {
@@ -191,14 +200,7 @@ impl LinkFacts {
         if link.target.is_some() && link.active_override().is_some_and(|by| by.is_provisional) {
             reasons.push("no target of its StableName has been read, so the last one is kept".into());
         }
-        let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
-        let (unread_names, unlisted) = (readiness.stable_names.load(), readiness.load_balancers.load());
-        let of_stable_name = unread_names.as_deref().filter(|_| shown.overridden_by.is_some()).and_then(note);
-        let of_service = match link.active_override() {
-            Some(by) => problems.unread.get(&by.service_uid).cloned(),
-            None => unlisted.as_deref().filter(|_| link.service_link().is_some()).and_then(note),
-        };
-        reasons.extend(of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into()));
+        reasons.extend(self.unread(link, problems, shown.overridden_by.is_some()));
         let of_override = shown
             .overridden_by
             .as_ref()
@@ -221,6 +223,23 @@ impl LinkFacts {
         shown
     }
 
+    /// Returns why the StableName and the Service of a link can't be read.
+    fn unread(
+        &self,
+        link: &Arc<Link>,
+        problems: &NameProblems,
+        is_overridden: bool,
+    ) -> impl Iterator<Item = Cow<'static, str>> + use<> {
+        let Readiness { stable_names, load_balancers, .. } = &*self.findings.readiness;
+        let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
+        let of_stable_name = stable_names.load().as_deref().filter(|_| is_overridden).and_then(note);
+        let of_service = match link.active_override() {
+            Some(by) => problems.unread.get(&by.service_uid).cloned(),
+            None => load_balancers.load().as_deref().filter(|_| link.service_link().is_some()).and_then(note),
+        };
+        of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into())
+    }
+
     /// Returns why no StableName moves at present, as far as this replica knows.
     fn unchecked(&self) -> Option<String> {
         if let Some(absence) = self.findings.readiness.election.load_full() {
@@ -229,8 +248,7 @@ impl LinkFacts {
                 absence.since
             ));
         }
-        lasting_outage(&self.availability)
-            .map(|_| "a move may not be seen: the API server can't be reached".to_owned())
+        lasting_outage(&self.availability).map(|outage| format!("a move may not be seen: {}", outage.reason))
     }
 
     fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
@@ -247,6 +265,11 @@ impl LinkFacts {
                 ("its external target doesn't exist".to_owned(), failure)
             }
             Some((ExternalTargetState::At(at), _)) if link.target.as_ref() == Some(&at) => return None,
+            // Watches whose credentials have become invalid end at different times.
+            Some((ExternalTargetState::At(at), None)) if self.availability.refusal().is_some() => {
+                let what = format!("its external target points at {at}, and DNS may be the older one");
+                (what, Some(UNACCEPTED.to_owned()))
+            }
             Some((ExternalTargetState::At(at), failure)) => {
                 (format!("its external target still points at {at}"), failure)
             }
@@ -308,35 +331,37 @@ impl LinkFacts {
     }
 }
 
-/// Returns the present outage of the API server, if it has lasted for some seconds.
+/// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.
 fn lasting_outage(availability: &ApiAvailability) -> Option<Outage> {
-    availability.outage().filter(|outage| outage.duration().as_secs() >= NOTICE_STEP)
+    let known = [availability.outage(), availability.refusal()];
+    known.into_iter().flatten().find(|outage| outage.duration().as_secs() >= NOTICE_STEP)
 }
 
 /// Lets `readiness` tell how old the links are that these watches have brought.
 pub fn tell_age(readiness: &Readiness, availability: ApiAvailability, staleness: Arc<Staleness>) {
     readiness.set_age(move |readiness| {
         let is_refused = readiness.load_balancers.load().is_some();
-        let is_unreachable = lasting_outage(&availability).is_some();
-        let seen = match is_unreachable {
-            true => staleness.least_recently_connected(&OF_TARGETS)?,
-            false => staleness.least_recent(&OF_TARGETS)?,
+        let outage = lasting_outage(&availability);
+        let seen = match outage {
+            Some(_) => staleness.least_recently_connected(&OF_TARGETS)?,
+            None => staleness.least_recent(&OF_TARGETS)?,
         };
         // An API server that refuses a watch isn't silent.
-        notice(seen.elapsed(), is_unreachable).filter(|_| is_unreachable || !is_refused)
+        notice(seen.elapsed(), outage).filter(|_| outage.is_some() || !is_refused)
     });
 }
 
-fn notice(age_of_view: Duration, is_unreachable: bool) -> Option<String> {
+fn notice(age_of_view: Duration, outage: Option<Outage>) -> Option<String> {
     let seconds = age_of_view.as_secs();
     let past = seconds - seconds % NOTICE_STEP;
     let shown = |seconds: u64| age(i64::try_from(seconds).unwrap_or(i64::MAX));
-    match is_unreachable {
-        true if seconds >= NOTICE_STEP => {
+    match outage {
+        // A watch that goes on brings events also after its credentials have become invalid.
+        Some(outage) if seconds >= NOTICE_STEP || outage.reason == UNACCEPTED => {
             let bound = shown(past + NOTICE_STEP);
-            Some(format!("what lb-linker knows is up to {bound} old: the API server can't be reached"))
+            Some(format!("what lb-linker knows is up to {bound} old: {}", outage.reason))
         }
-        false if age_of_view > MAX_SILENCE => Some(format!(
+        None if age_of_view > MAX_SILENCE => Some(format!(
             "what lb-linker knows may be {} old: its watch has brought no event and no bookmark since",
             shown(past)
         )),

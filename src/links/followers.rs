@@ -23,7 +23,7 @@ pub struct FollowerView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     pub state: FollowerViewState,
-    /// Why the state isn't `Ready`.
+    /// Why the state isn't `Ready`, or that no lb-linker has written the Service yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -52,10 +52,19 @@ struct FollowerList<'a> {
 }
 
 /// Returns what users see of a Service that follows; `of_source` is what is wrong with the StableName that it follows.
-pub(super) fn follower_view(key: &ServiceKey, follower: Follower, of_source: Option<&str>) -> FollowerView {
+/// `is_led`: whether this process leads, and so lets the Service follow.
+pub(super) fn follower_view(
+    key: &ServiceKey,
+    follower: Follower,
+    of_source: Option<&str>,
+    is_led: bool,
+) -> FollowerView {
     let of_source = of_source.map(|why| format!("; its StableName: {why}")).unwrap_or_default();
     let (state, reason) = match follower.state {
-        FollowerState::Follows => (FollowerViewState::Ready, None),
+        FollowerState::Follows => {
+            let why = "its name is right, and no lb-linker has written it yet";
+            (FollowerViewState::Ready, (!is_led && !follower.is_written).then(|| why.to_owned()))
+        }
         FollowerState::Outdated { name, failure } => {
             let failure = failure.map(|why| format!(": {why}")).unwrap_or_default();
             let why = format!("it has to point at {name}, which isn't written yet{failure}");
@@ -123,9 +132,22 @@ mod tests {
     use super::*;
 
     fn view(state: FollowerState) -> FollowerView {
-        let follower =
-            Follower { source: Some(ServiceKey::new("shop", "web")), name: "a.example".to_owned(), state };
-        follower_view(&ServiceKey::new("app", "db"), follower, None)
+        view_of(state, true, true)
+    }
+
+    fn view_of(state: FollowerState, is_written: bool, is_led: bool) -> FollowerView {
+        let (source, name) = (Some(ServiceKey::new("shop", "web")), "a.example".to_owned());
+        let follower = Follower { source, name, is_written, state };
+        follower_view(&ServiceKey::new("app", "db"), follower, None, is_led)
+    }
+
+    #[test]
+    fn follower_that_no_lb_linker_has_written_says_so() {
+        for (is_written, is_led) in [(true, true), (true, false), (false, true), (false, false)] {
+            let view = view_of(FollowerState::Follows, is_written, is_led);
+            let is_told = view.reason.is_some_and(|why| why.contains("no lb-linker has written it yet"));
+            assert_eq!((view.state, is_told), (FollowerViewState::Ready, !is_written && !is_led));
+        }
     }
 
     #[test]

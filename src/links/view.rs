@@ -28,7 +28,8 @@ pub struct LinkView {
     /// The hostname, or the addresses with commas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// `<namespace>/<name>` of the external target; `None` if there is none, because the link has had no target yet.
+    /// `<namespace>/<name>` of the external target; `None` if there is none, because the link has had no target yet, or
+    /// because of `--sync off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub external_target: Option<String>,
     pub state: ViewState,
@@ -100,7 +101,8 @@ pub enum ViewState {
     /// DNS answers with the target that the status of the Service or of the StableName names.
     Ready,
     /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
-    /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
+    /// Degraded or not Ready, no zone serves a name of the link, or something that the Service asks for is denied or
+    /// ignored.
     Degraded,
     /// The last look-up of the target's addresses has failed, or brought only denied ones: clients get SERVFAIL or
     /// NXDOMAIN, the last known addresses, or none. Only a process that answers DNS knows it.

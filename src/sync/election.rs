@@ -196,7 +196,9 @@ impl Election {
             let is_lost = elector.has_lost_lease() && self.readiness.election.load().is_none();
             if has_ended || is_lost {
                 *self.known_leader.0.lock() = elector.current_holder(now).map(ToOwned::to_owned);
-                self.show_absence(!elector.is_led(now), lease_client.failure.as_deref());
+                // A process that may not read the Lease doesn't learn of a leader later either.
+                let is_barred = lease_client.is_refused && elector.knows_no_lease();
+                self.show_absence(is_barred || !elector.is_led(now), lease_client.failure.as_deref());
             }
             let done = async {
                 match step {
@@ -296,6 +298,8 @@ struct LeaseClient<'a> {
     pauses: Backoff,
     /// Why a request of the present round has failed.
     failure: Option<String>,
+    /// Whether the API server has refused the last request that failed.
+    is_refused: bool,
     /// Whether a round of requests has ended.
     waited: bool,
 }
@@ -315,6 +319,7 @@ impl<'a> LeaseClient<'a> {
             refusal: LastingRefusal::default(),
             pauses: Backoff::new(RETRY_BACKOFF),
             failure: None,
+            is_refused: false,
             waited: false,
         }
     }
@@ -333,7 +338,7 @@ impl<'a> LeaseClient<'a> {
                 Err(failure) => {
                     let pause = self.failed(&failure, &doing).max(failure.retry_after());
                     let is_led = (self.election.clock)() < led_until;
-                    self.election.show_absence(!is_led, self.failure.as_deref());
+                    self.election.show_absence(self.is_refused || !is_led, self.failure.as_deref());
                     sleep(pause).await;
                 }
             }
@@ -355,7 +360,7 @@ impl<'a> LeaseClient<'a> {
             return self.wait(until).await;
         }
         if std::mem::take(&mut self.waited) {
-            self.failure = None;
+            (self.failure, self.is_refused) = (None, false);
         }
         match self.request(elector, &step).await {
             Ok(()) => self.election.availability.report_available(),
@@ -506,7 +511,7 @@ impl<'a> LeaseClient<'a> {
                 }
             }
         }
-        self.failure = Some(sentence);
+        (self.failure, self.is_refused) = (Some(sentence), matches!(failure.code(), 401 | 403 | 404));
         pause
     }
 }
@@ -561,9 +566,8 @@ mod tests {
     use super::*;
     use crate::sync::test_support;
 
-    /// Otherwise the note that no replica leads has an old reason for some time.
-    #[tokio::test]
-    async fn silent_api_server_is_asked_again_soon() {
+    /// Returns an election at an API server that answers with this code.
+    fn election(code: u16) -> Election {
         let config = ElectionConfig {
             namespace: "lb-linker".to_owned(),
             lease: "lb-linker".to_owned(),
@@ -571,17 +575,36 @@ mod tests {
             pod: None,
             is_default_outside: false,
         };
-        let client = test_support::client(|_| (200, serde_json::Value::Null));
+        let client = test_support::client(move |_| test_support::status(code, "No", "no permission"));
         let (metrics, api) = (test_support::metrics(), test_support::metrics());
-        let election = Election::new(
-            client,
-            ApiAvailability::default(),
-            metrics,
-            api,
-            config,
-            KnownLeader::default(),
-            Arc::default(),
-        );
+        let (known_leader, readiness) = Default::default();
+        Election {
+            clock: clock::by_hand::now,
+            ..Election::new(client, ApiAvailability::default(), metrics, api, config, known_leader, readiness)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_first_read_of_the_lease_is_told_at_once() {
+        for (code, why) in
+            [(403, Some("(can't get Lease lb-linker/lb-linker: the API server forbids it")), (503, None)]
+        {
+            let election = election(code);
+            let readiness = Arc::clone(&election.readiness);
+            tokio::select! {
+                _ = election.run(CancellationToken::new()) => unreachable!(),
+                () = sleep(Duration::from_secs(1)) => {}
+            }
+            let note = readiness.election.load_full().map(|absence| absence.note.clone());
+            let is_told = note.as_ref().zip(why).is_some_and(|(note, why)| note.contains(why));
+            assert_eq!((note.is_some(), is_told), (why.is_some(), why.is_some()), "{note:?}");
+        }
+    }
+
+    /// Otherwise the note that no replica leads has an old reason for some time.
+    #[tokio::test]
+    async fn silent_api_server_is_asked_again_soon() {
+        let election = election(200);
         let mut lease_client = LeaseClient::new(&election);
         for _ in 0..5 {
             assert_eq!(lease_client.failed(&RequestFailure::Unanswered, "get Lease"), RETRY_BACKOFF.0);

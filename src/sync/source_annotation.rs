@@ -280,7 +280,7 @@ impl SourceAnnotationController {
                 IndexEvent::Malformed { key, uid, annotation: MalformedAnnotation { why, reason, name } } => {
                     self.forget(&key);
                     let state = FollowerState::Refused(why.clone());
-                    let follower = Follower { source: None, name, state };
+                    let follower = Follower { source: None, name, is_written: false, state };
                     self.context.followers.set(&key, Some(follower));
                     self.report_object_error(&key, &uid, reason, &why, was_listed);
                 }
@@ -417,9 +417,10 @@ impl SourceAnnotationController {
         }
     }
 
-    fn show(&self, AnnotatedService { key, source, name, .. }: &AnnotatedService, state: FollowerState) {
-        let follower = Follower { source: Some(source.clone()), name: name.clone(), state };
-        self.context.followers.set(key, Some(follower));
+    fn show(&self, service: &AnnotatedService, state: FollowerState) {
+        let AnnotatedService { key, source, name, is_written, .. } = service;
+        let (source, name, is_written) = (Some(source.clone()), name.clone(), *is_written);
+        self.context.followers.set(key, Some(Follower { source, name, is_written, state }));
     }
 
     /// Reports that the load balancer of an annotated Service doesn't exist, and hasn't existed.

@@ -34,6 +34,7 @@ use crate::harness::linker::Linker;
 use crate::harness::pool::Lent;
 use crate::harness::scale::scaled;
 use crate::harness::{eventually, network as netns};
+use crate::links::{links_of, text};
 use crate::recreation::wait_for_external_target;
 use crate::tls::{Certificates, client_config};
 
@@ -245,6 +246,10 @@ impl TokenFixture {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_token_is_used_before_and_after_the_old_token_ends() {
     let stage = TokenFixture::start(async |plane| plane.address()).await;
+    // Without an election a request for the version is what shows that the credentials aren't accepted.
+    let args = ["--kubeconfig", stage.kubeconfig.to_str().unwrap(), "--upstream", "none", "--sync", "off"];
+    let reader = Linker::start(args);
+    reader.ready().await;
     let token = std::fs::read_to_string(stage.mounted.file("token")).unwrap();
     let former = MountedVolume::new(&[("token", token), ("ca.crt", stage.plane.certificate_authority())]);
     let config = stage.kubeconfig.with_extension("former");
@@ -266,10 +271,24 @@ async fn new_token_is_used_before_and_after_the_old_token_ends() {
     stage.linker.line("doesn't accept lb-linker's credentials (401").await;
     let host = stage.change().await;
     answers(stage.linker.dns, "web.default.lb.internal. CNAME", &format!("{host}.")).await;
+    let is_told = |text: &str| {
+        text.contains("what lb-linker knows is up to ")
+            && text.contains(" old: the API server doesn't accept lb-linker's credentials")
+    };
+    let replicas = [&stage.linker, &reader];
+    for replica in replicas {
+        let told = || async { is_told(&replica.get_ready().1).then_some(()) };
+        eventually("the age of the view", told).await;
+        assert!(is_told(&text(&links_of(replica.admin().await, &[]).stderr)));
+    }
     let begun = Instant::now();
     stage.mounted.replace(&credentials(&stage.plane, "three").await);
     wait_for_external_target(&stage.cluster, TARGET, "web-default-ext", &host).await;
     println!("chaos: token ended before its rotation: written {:.1?} after the rotation", begun.elapsed());
+    for replica in replicas {
+        let is_over = || async { (!replica.get_ready().1.contains("old")).then_some(()) };
+        eventually("the end of the notice", is_over).await;
+    }
     let [answered, written] = stage.change_is_applied().await;
     println!("chaos: then a change is answered in {answered:.1?} and written in {written:.1?}");
 }

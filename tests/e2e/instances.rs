@@ -12,6 +12,7 @@ use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::answers;
 use crate::harness::linker::{Linker, cluster_errors, run_to_end};
 use crate::harness::{cluster_with_target, eventually};
+use crate::links::text;
 use crate::recreation::wait_for_external_target;
 
 const INSTANCE: &str = "linker.hsj.com/instance";
@@ -132,6 +133,21 @@ async fn name_held_by_another_instance_is_a_conflict() {
     assert_eq!(b.metric("lb_linker_conflicts"), Some(1.0));
     answers(b.dns, &format!("x-y.{namespace}.lb.internal. CNAME"), "b.example.com.").await;
     assert_eq!(cluster.get_service(&target, &name).await, Some(first));
+    let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
+    for own in [["--instance", "of/b"], ["--sync", "off"]] {
+        let args = ["links", "-n", &namespace, "--watch-namespaces", &namespace, "-o", "wide"];
+        let from = ["--target-namespace", &target, "--kubeconfig", kubeconfig.to_str().unwrap()];
+        let table = text(&run_to_end([&args[..], &from, &own].concat()).stdout);
+        assert!(table.contains(r#"left alone: it belongs to the lb-linker instance "of/a""#), "{table}");
+    }
+    let off = Linker::in_cluster(
+        plane,
+        &target,
+        &["--upstream", "none", "--sync", "off", "--watch-namespaces", &namespace],
+    );
+    let line =
+        off.line(&format!("external target {target}/{name} of link {namespace}/x-y is left alone")).await;
+    assert!(line.contains("another --target-namespace") && !line.contains("delete it"), "{line}");
     wait_for_writes(&a, 1.0).await;
     wait_for_writes(&b, 1.0).await;
 

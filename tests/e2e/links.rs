@@ -360,10 +360,12 @@ async fn followers_are_listed_by_leader_and_by_cluster() {
     let namespace = cluster.create_namespace("led").await;
     cluster.create_load_balancer(&namespace, "web").await;
     cluster.set_ingress(&namespace, "web", &[Ingress::Hostname("a.example.com")]).await;
-    for (name, source) in [("db", "web"), ("lost", "absent")] {
+    for (name, source, host) in
+        [("db", "web", "by-hand"), ("lost", "absent", "by-hand"), ("right", "web", "a")]
+    {
         let service = json!({
             "metadata": {"name": name, "annotations": {"linker.hsj.com/source": source}},
-            "spec": {"type": "ExternalName", "externalName": "by-hand.example.com"},
+            "spec": {"type": "ExternalName", "externalName": format!("{host}.example.com")},
         });
         cluster.create_service(&namespace, service).await;
     }
@@ -377,13 +379,16 @@ async fn followers_are_listed_by_leader_and_by_cluster() {
     let source = |name: &str| format!("{namespace}/{name}");
     let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
     let lost = row(["lost", &source("absent"), "by-hand.example.com", "Refused"]);
-    let before = rows(run_to_end([&["links"][..], &direct].concat()));
-    assert_eq!(before, [row(["db", &source("web"), "by-hand.example.com", "Degraded"]), lost.clone()]);
+    let right = row(["right", &source("web"), "a.example.com", "Ready"]);
+    let before = run_to_end([&["links"][..], &direct].concat());
+    assert!(text(&before.stdout).ends_with("no lb-linker has written it yet\n"), "{before:?}");
+    let degraded = row(["db", &source("web"), "by-hand.example.com", "Degraded"]);
+    assert_eq!(rows(before), [degraded, lost.clone(), right.clone()]);
 
     let linker = Linker::in_cluster(&plane, "external-targets", &["--upstream", "none"]);
     let admin = linker.admin().await;
     linker.ready().await;
-    let expected = [row(["db", &source("web"), "a.example.com", "Ready"]), lost];
+    let expected = [row(["db", &source("web"), "a.example.com", "Ready"]), lost, right];
     let told =
         || async { (rows(links_of(admin, &["--followers", "-n", &namespace])) == expected).then_some(()) };
     eventually("the followers of the leader", told).await;

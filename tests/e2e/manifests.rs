@@ -708,7 +708,8 @@ fn invalid_stable_name_is_refused_with_line_and_column() {
 fn links_of_manifests_show_the_stable_name() {
     let directory = tempfile::tempdir().unwrap();
     let waiting = stable_name("waiting", "").replace("  - {name: fixed, hostname: lb.example.com}\n", "");
-    let all = [service("web", "a.example"), stable_name("web", "  pin: fixed\n"), waiting];
+    let named = stable_name("named", "  hostnames: [web.other]\n");
+    let all = [service("web", "a.example"), stable_name("web", "  pin: fixed\n"), waiting, named];
     fs::write(directory.path().join("all.yaml"), all.join("---\n")).unwrap();
     let links = |arguments: &[&str]| {
         let output = run_to_end(
@@ -717,8 +718,13 @@ fn links_of_manifests_show_the_stable_name() {
         String::from_utf8(output.stdout).unwrap()
     };
     let table = links(&["-o", "wide"]);
+    let outside = "spec.hostnames: \"web.other\": it lies in none of lb-linker's zones (lb.internal); source seoul: there \
+                   is no LoadBalancer Service named";
+    let unused = "no source of the StableName has a usable target yet; source seoul: there is no LoadBalancer \
+                  Service waiting";
     for (name, overridden_by, reason) in [
-        ("waiting", "StableName default/waiting", "no source of the StableName has a usable target yet"),
+        ("named", "StableName default/named, source fixed", outside),
+        ("waiting", "StableName default/waiting", unused),
         ("web", "StableName default/web, source fixed", "<none>"),
     ] {
         let row = table.lines().find(|line| line.contains(&format!(" {name} "))).unwrap();

@@ -46,6 +46,7 @@ impl Links {
             Arc::default(),
             metrics,
             Default::default(),
+            &Default::default(),
         );
         Self { store, policy, overrides }
     }

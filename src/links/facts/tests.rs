@@ -84,9 +84,20 @@ fn missing_or_outdated_external_target_is_degraded() {
     assert_eq!(shown(&facts), (ViewState::Degraded, "its external target doesn't exist".to_owned()));
     facts.needs_external_targets = false;
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "with --sync off");
+    let external_target = |facts: &LinkFacts| facts.views(&LinkFilter::default()).remove(0).external_target;
+    assert_eq!(external_target(&facts), None, "it doesn't exist");
     set_external_target(&facts, ExternalTargetState::At(target("old.example.")));
     let old = "its external target still points at old.example";
     assert_eq!(shown(&facts), (ViewState::Degraded, old.to_owned()));
+    assert_eq!(external_target(&facts).as_deref(), Some("external-targets/web-shop-ext"));
+}
+
+#[test]
+fn link_without_a_name_in_any_zone_is_degraded() {
+    let store = Store::new(OnGone::Kept);
+    store.apply(observed(key(), "1", "a.example."));
+    let why = "no zone serves a name of it, so DNS doesn't answer with its target".to_owned();
+    assert_eq!(shown(&LinkFacts::of(Arc::new(store))), (ViewState::Degraded, why));
 }
 
 #[test]
@@ -239,7 +250,7 @@ async fn stable_name_that_is_not_checked_is_degraded() {
 fn follower_without_a_target_names_the_fault_of_its_stable_name() {
     let facts = facts(&[]);
     let state = FollowerState::Kept("it has no target".to_owned());
-    let follower = Follower { source: Some(key()), name: String::new(), state };
+    let follower = Follower { source: Some(key()), name: String::new(), is_written: true, state };
     facts.followers.set_unread(Some(Vec::new()));
     facts.followers.set(&ServiceKey::new("app", "db"), Some(follower));
     facts.findings.stable_names.set(&key(), Some("NotAllowed: a policy denies it"));
@@ -341,6 +352,32 @@ async fn forbidden_watch_is_not_silent() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn credentials_that_are_not_accepted_are_told() {
+    let facts = facts(&[("web", "a.example.")]);
+    facts.external_targets.set_known();
+    let activity = watched(&facts);
+    let told = |age| format!("what lb-linker knows is up to {age} old: {UNACCEPTED}");
+    facts.availability.report_code(401);
+    assert_eq!(facts.notice(), None, "another request may be accepted");
+    tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
+    // The connection of a watch may have been accepted before.
+    facts.availability.report_alive();
+    facts.availability.report_code(401);
+    assert_eq!(facts.notice(), Some(told("10s")));
+    activity.age_by(Duration::from_secs(65));
+    assert_eq!(facts.findings.readiness.of_view(), [told("70s")]);
+    let at = Some(ExternalTargetState::At(target("b.example.")));
+    facts.external_targets.set(&key(), at, Some(&target("a.example.")), false);
+    tokio::time::advance(WRITE_LAG).await;
+    let why = format!("its external target points at b.example, and DNS may be the older one: {UNACCEPTED}");
+    assert_eq!(shown(&facts), (ViewState::Degraded, why));
+    // An API server that refuses a permission accepts the credentials.
+    facts.availability.report_code(403);
+    assert_eq!(facts.notice(), None);
+    assert_eq!(shown(&facts).1, "its external target still points at b.example");
+}
+
 #[tokio::test]
 async fn link_whose_target_cannot_be_resolved_is_unresolved() {
     let facts = facts(&[("api", "web.shop.lb.internal."), ("web", "a.example.")]);
@@ -380,9 +417,13 @@ fn targets_that_lead_in_a_circle_are_degraded() {
     assert_eq!(shown(&chain), (ViewState::Ready, String::new()));
 }
 
-#[test]
-fn old_view_has_a_notice_with_its_age() {
-    let after = |seconds, is_unreachable| notice(Duration::from_secs(seconds), is_unreachable);
+#[tokio::test]
+async fn old_view_has_a_notice_with_its_age() {
+    let availability = ApiAvailability::default();
+    availability.report("Connection refused");
+    let outage = availability.outage();
+    let after =
+        |seconds, is_unreachable| notice(Duration::from_secs(seconds), outage.filter(|_| is_unreachable));
     assert_eq!((after(9, true), after(179, false)), (None, None));
     let outage = "what lb-linker knows is up to 40s old: the API server can't be reached";
     assert_eq!((after(35, true).as_deref(), after(39, true).as_deref()), (Some(outage), Some(outage)));

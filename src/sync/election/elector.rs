@@ -205,6 +205,11 @@ impl Elector {
         !self.has_lost_lease() && self.led_until.is_some_and(|end| now < end)
     }
 
+    /// Returns whether the Lease has never been read, or has to be read again because its creation has failed.
+    pub(super) fn knows_no_lease(&self) -> bool {
+        matches!(self.known, LeaseState::Unknown)
+    }
+
     /// Returns whether this process leads no more, and no other replica has taken the Lease, as far as it knows.
     pub(super) fn has_lost_lease(&self) -> bool {
         match &self.known {

@@ -560,7 +560,8 @@ fn service_step(
 /// by hand, which is adopted, and for an object of ours that has lost its labels, which is taken back.
 fn foreign_reason(object: &Service, own: Option<&str>) -> Option<String> {
     let metadata = &object.metadata;
-    if let Some(other) = other_instance(metadata, own) {
+    // Without an instance of its own, lb-linker knows those of the objects that aren't labelled for the link.
+    if let Some(other) = instance_of(metadata).filter(|instance| own != Some(*instance)) {
         return Some(belongs_to(other));
     }
     let owner = metadata.owner_references.iter().flatten().next();

@@ -46,6 +46,7 @@ use crate::sync::external_target::metrics::ReconcileResult;
 use crate::sync::external_target::write_result::{SentWrite, WriteOutcome};
 use crate::sync::k8s::endpoint_slice::EndpointSlice;
 use crate::sync::k8s::forbidden::LastingRefusal;
+use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::object::{Object, ObjectId, ObjectKind};
 use crate::sync::k8s::service::Service;
@@ -592,8 +593,10 @@ impl Reconciler {
 impl Reconciler {
     /// Returns what users can do about an object that is in the way of a link.
     fn conflict_remedy(&self, key: &ServiceKey, object: &ObjectId) -> String {
-        let is_of_another = self.objects.get(object).is_some_and(|there| self.objects.is_of_another(there));
-        match &self.context.policy.instance {
+        let own = self.context.policy.instance.as_deref();
+        let instance = self.objects.get(object).and_then(|there| there.annotation(INSTANCE));
+        let is_of_another = instance.is_some_and(|instance| !instance.is_empty() && own != Some(instance));
+        match own {
             Some(instance) if self.outdated.contains_key(key) => format!(
                 "give both --leader-election lease --instance {instance}, or stop one; this process writes it soon if the \
                  other one doesn't"

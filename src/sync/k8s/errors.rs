@@ -23,8 +23,8 @@ use crate::model::service_key::ServiceKey;
 use crate::model::tls_error;
 use crate::object_log::ObjectLog;
 
-pub(crate) use availability::SETTLED_AFTER;
 pub use availability::{ApiAvailability, Outage};
+pub(crate) use availability::{SETTLED_AFTER, UNACCEPTED};
 
 /// Minimum time between two log lines about the same error.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -49,10 +49,9 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
             };
             format!("can't {doing}: the API server forbids it ({}){hint}", excerpt::sentence(&status.message))
         }
-        kube::Error::Api(status) if status.code == 401 => format!(
-            "can't {doing}: the API server doesn't accept lb-linker's credentials (401 {})",
-            excerpt::sentence(&status.message)
-        ),
+        kube::Error::Api(status) if status.code == 401 => {
+            format!("can't {doing}: {UNACCEPTED} (401 {})", excerpt::sentence(&status.message))
+        }
         kube::Error::Api(status) if is_asked_by_http(error) => format!(
             "can't {doing}: the server is asked by HTTP and answers only HTTPS: its URL has to begin with https:// ({} {})",
             status.code,

@@ -415,7 +415,7 @@ where
             () = sleep_until(*ends_at) => return self.on_input(WatchInput::WatchEnded),
             () = sleep_until_opt(self.settles_at) => {
                 self.settles_at = None;
-                self.availability.report_available();
+                self.availability.report_alive();
                 return StepResult::Quiet;
             }
         };
@@ -452,7 +452,7 @@ where
             }
             WireEvent::Bookmark { version, .. } => {
                 self.activity.note();
-                self.availability.report_available();
+                self.availability.report_alive();
                 self.on_input(WatchInput::Bookmark(&version))
             }
             WireEvent::Error(status) => {

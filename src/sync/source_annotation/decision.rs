@@ -8,7 +8,7 @@ use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
 use crate::sync::events::Reason;
 use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
-use crate::sync::external_target::desired::{Precondition, ipv4_name, link_of_labels};
+use crate::sync::external_target::desired::{Precondition, has_our_field_manager, ipv4_name, link_of_labels};
 use crate::sync::k8s::annotations::OF_LOAD_BALANCERS;
 use crate::sync::k8s::instance::INSTANCE;
 use crate::sync::k8s::labels::{SERVICE_UID, SOURCE, STABLE_NAME_UID};
@@ -24,6 +24,8 @@ pub(super) struct AnnotatedService {
     pub(super) name: String,
     /// The link that the annotation names.
     pub(super) source: ServiceKey,
+    /// Whether lb-linker has written the Service.
+    pub(super) is_written: bool,
 }
 
 /// Returns whether an annotation with our prefix has a name that lb-linker gives none: a misspelled one.
@@ -87,6 +89,7 @@ impl AnnotatedService {
             source: ServiceKey::new(namespace, name),
             version: Precondition::of(&service.metadata),
             name: external_name,
+            is_written: has_our_field_manager(&service.metadata),
             key,
         }))
     }

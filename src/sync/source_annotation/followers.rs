@@ -18,6 +18,8 @@ pub struct Follower {
     pub source: Option<ServiceKey>,
     /// `spec.externalName`.
     pub name: String,
+    /// Whether lb-linker has written the Service.
+    pub is_written: bool,
     pub state: FollowerState,
 }
 
@@ -193,7 +195,7 @@ mod tests {
 
     fn decide(followers: &Followers, key: &ServiceKey, name: &str) {
         let state = FollowerState::Outdated { name: name.to_owned(), failure: None };
-        followers.set(key, Some(Follower { source: None, name: String::new(), state }));
+        followers.set(key, Some(Follower { source: None, name: String::new(), is_written: false, state }));
     }
 
     /// Returns the reasons of all Services, which have to be outdated.

@@ -623,6 +623,13 @@ fn objects_of_another_instance_are_conflicts() {
         assert_eq!(next_step(&dead, actual, &policy, Instant::now()), NextStep::Forget, "not ours to remove");
         assert_eq!(adoption(&link, actual, &policy), None);
     }
+    // With `--sync off` an external target of the same link counts as ours, whatever its instance is.
+    let actual = Actual { named: Some(&service), ..Default::default() };
+    assert!(!show(next_step(&link, actual, &policy(), Instant::now())).contains(why));
+    let mut of_another_link = service.clone();
+    of_another_link.metadata.labels.get_or_insert_default().insert(ORIGINAL_NAME.to_owned(), "db".to_owned());
+    let actual = Actual { named: Some(&of_another_link), ..Default::default() };
+    assert!(show(next_step(&link, actual, &policy(), Instant::now())).contains(why));
     annotate(&mut slices[0].metadata, INSTANCE, "other");
     slices[0].metadata.labels = None;
     slices[0].metadata.managed_fields = serde_json::from_value(json!([{"manager": "lb-linker"}])).unwrap();

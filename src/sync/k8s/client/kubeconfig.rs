@@ -1,5 +1,6 @@
 //! Reads kubeconfigs as kubectl does.
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -83,6 +84,8 @@ async fn of_files(
     context: Option<String>,
 ) -> Result<LoadedConfig, ClientError> {
     let mut merged: Option<Kubeconfig> = None;
+    // The first file that has a context counts.
+    let mut file_of: HashMap<String, String> = HashMap::new();
     for file in &files {
         let in_file = |error| wrong(&file.display().to_string(), error);
         let mut next = match Kubeconfig::read_from(file) {
@@ -91,13 +94,24 @@ async fn of_files(
         };
         // `current-context: ""` doesn't hide that of the next file.
         next.current_context = next.current_context.filter(|context| !context.is_empty());
+        for context in &next.contexts {
+            file_of.entry(context.name.clone()).or_insert_with(|| file.display().to_string());
+        }
         merged = Some(match merged {
             Some(merged) => merged.merge(next).map_err(in_file)?,
             None => next,
         });
     }
     match merged {
-        Some(kubeconfig) => of_context(kubeconfig, context, files, place).await,
+        Some(kubeconfig) => {
+            let mut loaded = of_context(kubeconfig, context, files, place).await?;
+            if let Some((context, place)) = &mut loaded.server.context
+                && let Some(file) = file_of.remove(context)
+            {
+                *place = file;
+            }
+            Ok(loaded)
+        }
         None => Err(ClientError::NoCluster(match &*files {
             [file] => file.display().to_string(),
             _ => place,
@@ -317,7 +331,8 @@ contexts: [{name: a, context: {cluster: c, user: u}}, {name: \"b\\n\", context: 
             |files: &[&PathBuf]| of_files(files.iter().copied().cloned().collect(), "all".to_owned(), None);
         for files in [&[&missing, &paths[1]][..], &[&paths[1], &missing], &[&paths[0], &missing, &paths[1]]] {
             let loaded = load(files).await.unwrap();
-            assert_eq!(loaded.server.to_string(), "https://192.0.2.1 (context \"a\" of all)");
+            let expected = format!("https://192.0.2.1 (context \"a\" of {})", paths[1].display());
+            assert_eq!(loaded.server.to_string(), expected);
             assert!(loaded.files.contains(&missing), "it may be written later");
         }
         let error = load(&[&missing, &paths[2]]).await.err().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! Whether the API server can be reached.
+//! Whether the API server can be reached, and accepts the credentials.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::ThrottledLog;
 use crate::model::excerpt;
 
-/// Whether the API server can be reached, and the log about it, shared by all its clients.
+/// Whether the API server can be reached and accepts the credentials, and the log about it, shared by all its clients.
 #[derive(Clone, Debug, Default)]
 pub struct ApiAvailability(Arc<Mutex<Reachability>>);
 
@@ -20,30 +20,37 @@ struct Reachability {
     outage: Option<Outage>,
     /// Whether a later request had an answer.
     is_answered: bool,
+    /// `None` if no request was refused with 401 since the last accepted one.
+    refusal: Option<Outage>,
     server: Option<ServerUrl>,
 }
 
-/// A time in which requests have no answer.
+/// A time in which requests have no answer, or are refused with 401.
 #[derive(Clone, Copy, Debug)]
 pub struct Outage {
-    /// The time of the first request without an answer.
+    /// One clause.
+    pub reason: &'static str,
+    /// The time of the first such request.
     begun: tokio::time::Instant,
-    /// The time of the last request without an answer.
+    /// The time of the last such request.
     last: tokio::time::Instant,
 }
 
 impl Outage {
-    fn begin() -> Self {
+    fn begin(reason: &'static str) -> Self {
         let now = tokio::time::Instant::now();
-        Self { begun: now, last: now }
+        Self { reason, begun: now, last: now }
     }
 
-    /// Returns the time since the first request without an answer.
+    /// Returns the time since the first such request.
     #[must_use]
     pub fn duration(&self) -> Duration {
         self.begun.elapsed()
     }
 }
+
+pub(crate) const UNREACHABLE: &str = "the API server can't be reached";
+pub(crate) const UNACCEPTED: &str = "the API server doesn't accept lb-linker's credentials";
 
 impl Reachability {
     fn outage(&mut self) -> Option<Outage> {
@@ -85,17 +92,24 @@ impl ApiAvailability {
     /// Logs that a request had no answer.
     pub fn report(&self, cause: &str) {
         let mut reachability = self.lock();
-        let known = reachability.outage().unwrap_or_else(Outage::begin);
+        let known = reachability.outage().unwrap_or_else(|| Outage::begin(UNREACHABLE));
         let outage = Outage { last: tokio::time::Instant::now(), ..known };
         (reachability.outage, reachability.is_answered) = (Some(outage), false);
         let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
         let url = url.unwrap_or_default();
-        reachability.log.report(0, &format!("the API server can't be reached: {url}{cause}"));
+        reachability.log.report(0, &format!("{UNREACHABLE}: {url}{cause}"));
     }
 
-    /// Records an answer. Logs that the API server answers again, if the last logged line said that it can't be reached,
-    /// and no request has failed for `SETTLED_AFTER`.
+    /// Records that a request was accepted. Logs that the API server answers again, if the last logged line said that it
+    /// can't be reached, and no request has failed for `SETTLED_AFTER`.
     pub fn report_available(&self) {
+        self.lock().refusal = None;
+        self.report_alive();
+    }
+
+    /// As [`Self::report_available`], on a connection that was accepted earlier: the API server ends no watch whose
+    /// credentials become invalid.
+    pub fn report_alive(&self) {
         let mut reachability = self.lock();
         reachability.is_answered = true;
         if reachability.outage().is_none() {
@@ -105,8 +119,13 @@ impl ApiAvailability {
 
     /// Records an answer with this HTTP code. With 429 or 503 an API server starts or shuts down.
     pub fn report_code(&self, code: u16) {
-        if !matches!(code, 429 | 503) {
-            self.report_available();
+        match code {
+            401 => {
+                self.lock().refusal.get_or_insert_with(|| Outage::begin(UNACCEPTED));
+                self.report_alive();
+            }
+            429 | 503 => {}
+            _ => self.report_available(),
         }
     }
 
@@ -114,6 +133,12 @@ impl ApiAvailability {
     #[must_use]
     pub fn outage(&self) -> Option<Outage> {
         self.lock().outage()
+    }
+
+    /// Returns since when the API server doesn't accept the credentials; `None` if it accepted the last request.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Outage> {
+        self.lock().refusal
     }
 
     fn lock(&self) -> MutexGuard<'_, Reachability> {

@@ -21,6 +21,7 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
 use crate::store::{Input, Store};
+use crate::sync::events::findings::Findings;
 use crate::sync::k8s::errors::ObjectErrors;
 use crate::sync::k8s::listed::Reading;
 use crate::sync::source::selection::Selection;
@@ -54,8 +55,9 @@ impl ManifestOverrides {
         selection: Arc<Selection>,
         metrics: Arc<FailoverMetrics>,
         log: ObjectLog,
+        findings: &Findings,
     ) -> Self {
-        let object_errors = ObjectErrors::of_kind("StableName", log.clone());
+        let object_errors = ObjectErrors::shown_in(&findings.stable_names, "StableName", log.clone());
         let known = Mutex::new(Known { inherited: HashMap::new(), object_errors });
         Self { store, unselected, selection, metrics, known, log }
     }
@@ -99,7 +101,8 @@ impl ManifestOverrides {
                 known.inherited.insert(key.clone(), own.annotations);
             }
             let inherited = known.inherited.get(&key).cloned().unwrap_or_default();
-            let mut followed = TrackedStableName { object, inherited, former_source: None };
+            let mut followed =
+                TrackedStableName { object, inherited, former_source: None, logged_refusal: None };
             followed.former_source = former_source(&followed, &sources);
             let present = self.store.get(&key).and_then(|link| link.active_override().cloned());
             let (link_override, error) = decide(&followed, &sources, present.as_ref());

@@ -19,7 +19,12 @@ pub(super) struct TrackedStableName {
     pub(super) inherited: Annotations,
     /// The Service whose target is announced, if the spec doesn't list it.
     pub(super) former_source: Option<FormerSource>,
+    /// The refusal that this process has logged last, in whatever term.
+    pub(super) logged_refusal: Option<StoredRefusal>,
 }
+
+/// The reason and the message of the condition Accepted, if it is False.
+pub(super) type StoredRefusal = (String, String);
 
 /// A Service that isn't a source any more, as it was seen last.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,12 +11,12 @@ use tracing::{debug, info, warn};
 
 use super::alerts::request_rule;
 use super::object::{ObservedStableName, TrackedStableName};
-use super::overrides::{former_source, link_override};
+use super::overrides::{annotations, former_source, link_override};
 use super::pending_deletions::{REFUSALS_UNTIL_FORBIDDEN, deadline_after};
 use super::status_format::problem;
 use super::{DISCOVERY_INTERVAL, FailoverContext, FailoverController, sources_of};
 use crate::api::stable_name::StableName;
-use crate::model::link::{Link, LinkChange};
+use crate::model::link::{Annotations, Link, LinkChange};
 use crate::model::link_override::LinkOverride;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
@@ -41,6 +41,7 @@ use crate::sync::removal::verdict::{Question, Verdict, may_remove};
 use crate::sync::source::relist_guard::CONFIRM_AFTER;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::{end_override, set_override};
+use crate::sync::stable_name::decision::spec::Refusal;
 
 pub(super) type ScopedEvents = BoxStream<'static, (usize, WatchItem<StableName>)>;
 
@@ -367,14 +368,26 @@ impl FailoverController {
             self.leader.forget(&key);
         }
         self.leader.observed(&object, before.as_ref().filter(|_| is_same).map(|before| &before.object));
-        let (inherited, former_source) = match before.filter(|_| is_same) {
-            Some(before) => (before.inherited, before.former_source),
-            // The external target records the DNS names of a Service that may be gone by now.
-            None => (self.present(&key).map(|by| by.annotations).unwrap_or_default(), None),
-        };
         self.context.metrics.targets.with_label_values(&[state(&object)]).inc();
-        self.context.link_reporter.findings.stable_names.set(&key, problem(&object.status).as_deref());
-        self.objects.insert(key.clone(), TrackedStableName { object, inherited, former_source });
+        // Without a leader that writes the status, this replica's policy tells.
+        let refused_names = || {
+            let policy = self.context.hostname_policy.borrow();
+            let Refusal { reason, message } = annotations(&object, &policy, &Annotations::default()).1?;
+            Some(format!("{}: {message}", reason.as_str()))
+        };
+        let problem = problem(&object.status).or_else(refused_names);
+        self.context.link_reporter.findings.stable_names.set(&key, problem.as_deref());
+        let followed = match before.filter(|_| is_same) {
+            Some(before) => TrackedStableName { object, ..before },
+            // The external target records the DNS names of a Service that may be gone by now.
+            None => TrackedStableName {
+                object,
+                inherited: self.present(&key).map(|by| by.annotations).unwrap_or_default(),
+                former_source: None,
+                logged_refusal: None,
+            },
+        };
+        self.objects.insert(key.clone(), followed);
         self.set_override(&key);
         self.index(&key);
         if let Some(followed) = self.objects.get(&key) {

@@ -166,7 +166,7 @@ impl FailoverController {
     /// Reports the changes that the written status contains, and a new refusal.
     fn report_changes(&mut self, key: &ServiceKey, written: &StableNameStatus) {
         let Some(state) = self.leader.states.get_mut(key) else { return };
-        let Some(followed) = self.objects.get(key) else { return };
+        let Some(followed) = self.objects.get_mut(key) else { return };
         let written_changes = state.take_written();
         for moved in written_changes.iter().filter_map(|changes| changes.moved) {
             self.context.metrics.switches.with_label_values(&[moved.as_str()]).inc();
@@ -189,14 +189,14 @@ impl FailoverController {
         }
         let refusal = refusal_of(written);
         let is_news = state.initial_refusal.take() != refusal;
-        if refusal != state.refusal {
+        if refusal != followed.logged_refusal {
             if let Some((reason, message)) = &refusal {
                 log.warn(key, format_args!("StableName {key}: {reason}: {message}"));
                 if let Some(reason) = reason_of_refusal(reason).filter(|_| is_news) {
                     recorder.record(regarding(), reason, message);
                 }
             }
-            state.refusal = refusal;
+            followed.logged_refusal = refusal;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::super::object::ObservedStableName;
+use super::super::object::{ObservedStableName, StoredRefusal};
 use super::super::status_format::{from_stored, own_part};
 use crate::api::status::StableNameStatus;
 use crate::sync::stable_name::decision::checks::CheckRecords;
@@ -28,14 +28,9 @@ pub(super) struct DecisionState {
     /// The changes that the write under way contains, after those of former writes that may have been made although
     /// they have failed.
     pub(super) in_flight: Vec<UnreportedEvents>,
-    /// The refusal that was reported last.
-    pub(super) refusal: Option<StoredRefusal>,
     /// The refusal of the status as it was before this term's first decision: it isn't news, and has no Event.
     pub(super) initial_refusal: Option<StoredRefusal>,
 }
-
-/// The reason and the message of the condition Accepted, if it is False.
-pub(super) type StoredRefusal = (String, String);
 
 pub(super) fn refusal_of(status: &StableNameStatus) -> Option<StoredRefusal> {
     let accepted = status.conditions.iter().find(|condition| condition.type_ == "Accepted");
@@ -53,7 +48,6 @@ impl DecisionState {
             records: CheckRecords::new(object.key.namespace()),
             changes: UnreportedEvents::default(),
             in_flight: Vec::new(),
-            refusal: None,
             initial_refusal: refusal_of(&object.status),
         }
     }

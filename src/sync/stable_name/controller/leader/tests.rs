@@ -315,6 +315,40 @@ async fn plan_with_the_present_target_is_not_logged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refusal_is_logged_once_in_all_terms() {
+    let (log, _logging) = CapturedLog::start(tracing::Level::WARN);
+    let logged =
+        |name: &str| log.text().matches(&format!("HostnameRefused: spec.hostnames: \"{name}\"")).count();
+    let mut object = web();
+    object["spec"]["hostnames"] = json!(["a.example"]);
+    let mut shop = Shop::open(object).await;
+    assert_eq!(logged("a.example"), 1, "{}", log.text());
+    let new_term = |shop: &mut Shop| {
+        let FailoverController { leader, context, .. } = &mut shop.controller;
+        *leader = LeaderTerm::new(leader.term, context.leadership.clone());
+    };
+    new_term(&mut shop);
+    shop.decide().await;
+    assert_eq!(logged("a.example"), 1);
+    new_term(&mut shop);
+    shop.edit(|object| object["spec"]["hostnames"] = json!(["b.example"]));
+    shop.decide().await;
+    assert_eq!((logged("a.example"), logged("b.example")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_name_is_shown_before_a_leader_writes_it() {
+    let mut shop = Shop::open(web()).await;
+    let mut object = web();
+    object["metadata"]["name"] = json!("api");
+    object["spec"]["hostnames"] = json!(["a.example"]);
+    shop.controller.applied(ObservedStableName::new(serde_json::from_value(object).unwrap()));
+    let shown = &shop.controller.context.link_reporter.findings.stable_names;
+    let why = shown.get(&ServiceKey::new("shop", "api")).unwrap();
+    assert!(why.starts_with("HostnameRefused: spec.hostnames: \"a.example\": "), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn long_queue_is_decided_in_parts() {
     let mut shop = Shop::open(web()).await;
     shop.controller.context.policy.sync = SyncMode::Plan;

@@ -24,6 +24,7 @@ impl Manifests {
                 selection,
                 metrics(),
                 ObjectLog::default(),
+                &Findings::default(),
             ),
             policy: HostnamePolicy::default(),
         }
