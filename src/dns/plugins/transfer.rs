@@ -49,6 +49,7 @@
 
 mod notify;
 mod outgoing;
+pub(super) mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -71,8 +72,8 @@ use crate::dns::message::validity::Section;
 use crate::dns::message::wire::writer::ReplyWriter;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
-pub use outgoing::TransferSlots;
 use outgoing::{Outgoing, TransferLog};
+use slots::TransferSlots;
 
 const NAME: &str = "transfer";
 const OPTIONS: [&str; 2] = ["to", "source"];
