@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
+use super::transfer::slots::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
@@ -54,6 +55,7 @@ pub struct ServerContext {
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
     pub clusters: ClusterRegistry,
+    pub transfer_slots: Arc<TransferSlots>,
     /// The names of the remote clusters, which have domains below the zones of links.
     pub remotes: Arc<[Arc<str>]>,
     /// Whether lb-linker itself reads a cluster, not manifests.
@@ -221,6 +223,7 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
+                transfer_slots: Arc::default(),
                 clusters,
                 remotes: Arc::default(),
                 has_own_cluster: true,
