@@ -331,6 +331,8 @@ impl Server {
             query_limiter: None,
             key: None,
             labels: None,
+            signed: None,
+            signer: None,
         }
     }
 
