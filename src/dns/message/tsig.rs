@@ -65,7 +65,8 @@ pub enum Algorithm {
     Sha512,
 }
 
-/// A secret that two peers share. It signs with its algorithm, and checks signatures of every algorithm, as CoreDNS does.
+/// A secret that two peers share. It signs with its algorithm, and checks signatures of every algorithm, as in
+/// CoreDNS.
 #[derive(Debug)]
 pub struct Key {
     /// In wire form, in lower case.

@@ -4,27 +4,30 @@
 //!
 //! # Description
 //!
-//! A request for a name in the plugin's zones whose signature is right goes to the next plugin, and its answer is signed
-//! with the same key and algorithm, whichever plugin of those below answers. A wrong signature gets NOTAUTH and in the
-//! answer's TSIG record BADSIG, for an unknown key or algorithm BADKEY, at a time that is more than 300 s off BADTIME, and
-//! for a shortened signature BADTRUNC; a record that is malformed or isn't the last one gets FORMERR. At most once a minute
-//! a log line reports such requests. Unsigned requests are answered as without the plugin, unless `require` or
-//! `require_opcode` demands a signature: then they get REFUSED with the extended error 18, Prohibited. A CNAME of another
-//! block or the target of a link doesn't lead an unsigned request to a name for which this block demands a signature.
+//! A request for a name in the plugin's zones whose signature is right goes to the next plugin, and its answer is
+//! signed with the same key and algorithm, whichever plugin of those below answers. A wrong signature gets NOTAUTH
+//! and in the answer's TSIG record BADSIG, for an unknown key or algorithm BADKEY, at a time that is more than 300 s
+//! off BADTIME, and for a shortened signature BADTRUNC; a record that is malformed or isn't the last one gets
+//! FORMERR. At most once a minute a log line reports such requests. Unsigned requests are answered as without the
+//! plugin, unless `require` or `require_opcode` demands a signature: then they get REFUSED with the extended error
+//! 18, Prohibited. A CNAME of another block or the target of a link doesn't lead an unsigned request to a name for
+//! which this block demands a signature.
 //!
 //! The algorithms are `hmac-sha1`, for which the log has a warning, `hmac-sha224`, `hmac-sha256`, `hmac-sha384` and
 //! `hmac-sha512`. A request may be signed with any of them, whichever the key's own algorithm is. `hmac-md5` isn't
 //! supported.
 //!
-//! lb-linker's own requests for a zone are signed with a key of the zone's block: with several keys, with the one whose
-//! name has the most labels in common with the zone's name, counted from the right or from the left, and of such keys the
-//! first. For the zone `example.org.` that is a key `example.org.key.` or `primary.example.org.` rather than `other.`.
+//! lb-linker's own requests for a zone are signed with a key of the zone's block: with several keys, with the one
+//! whose name has the most labels in common with the zone's name, counted from the right or from the left, and of
+//! such keys the first. For the zone `example.org.` that is a key `example.org.key.` or `primary.example.org.` rather
+//! than `other.`.
 //!
 //! Answers for signed requests aren't kept in wire form, but *cache* serves them. No secret is logged.
 //!
-//! Differences from CoreDNS: keys belong to their block; in CoreDNS they belong to all blocks of the listener. A secret that
-//! isn't in Base64, and an option that is there twice, are errors. The flag AD is clear in signed answers (RFC 8945 section
-//! 5.5).
+//! Differences from CoreDNS: keys belong to their block; in CoreDNS they belong to all blocks of the listener. A
+//! secret that isn't in Base64, `hmac-md5` in a file, and a second line `require` or `require_opcode` are errors. The
+//! flag AD is clear in signed answers (RFC 8945 section 5.5). CoreDNS gives BADSIG for a shortened signature and for a
+//! malformed record.
 //!
 //! # Syntax
 //!
@@ -32,11 +35,11 @@
 //!
 //! - `secret NAME KEY`: a key, with its secret in Base64. The option may be repeated. The key's own algorithm is
 //!   `hmac-sha256`.
-//! - `secrets FILE`: a file with keys in the syntax of BIND's `named.conf`, as `tsig-keygen` and `keymgr -t` write it. It
-//!   may be repeated. A file is read again when the Corefile is reloaded. A block has 1000 keys at most.
+//! - `secrets FILE`: a file with keys in the syntax of BIND's `named.conf`, as `tsig-keygen` writes them. It may be
+//!   repeated. A file is read again when the Corefile is reloaded. A block has 1000 keys at most.
 //! - `require QTYPE...|all|none`: the types whose queries have to be signed; by default none.
-//! - `require_opcode OPCODE...|all|none`: the opcodes whose requests have to be signed, of `QUERY`, `IQUERY`, `STATUS`,
-//!   `NOTIFY` and `UPDATE`; by default none. lb-linker answers only `QUERY` and `NOTIFY`.
+//! - `require_opcode OPCODE...|all|none`: the opcodes whose requests have to be signed, of `QUERY`, `IQUERY`,
+//!   `STATUS`, `NOTIFY` and `UPDATE`; by default none. lb-linker answers only `QUERY` and `NOTIFY`.
 //!
 //! # Examples
 //!
@@ -141,8 +144,8 @@ impl Tsig {
         if let Some(number) = self.refused.count() {
             let key = request.signer.as_ref().map_or_else(|| "-".to_owned(), |signer| signer.key_text());
             warn!(
-                "refused a request of client {} that is signed with the key {key}: {error}; such requests since the last \
-                 line: {number}",
+                "refused a request of client {} that is signed with the key {key}: {error}; such requests since the \
+                 last line: {number}",
                 request.client.ip()
             );
         }

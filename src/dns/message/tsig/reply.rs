@@ -39,8 +39,8 @@ impl ReplyChecker {
         Self { key, hashing, is_first: true, unsigned: 0 }
     }
 
-    /// Checks the next message of the reply, and removes its TSIG record. A message of a reply may lack a signature, but
-    /// neither the first nor the last one. `now` is in seconds since 1970.
+    /// Checks the next message of the reply, and removes its TSIG record. A message of a reply may lack a signature,
+    /// but neither the first nor the last one. `now` is in seconds since 1970.
     ///
     /// # Errors
     /// If the signature isn't accepted. Then none of the messages may be used.

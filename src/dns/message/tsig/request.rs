@@ -21,7 +21,7 @@ pub struct CheckedRequest {
 /// Signs the messages of the reply to a request, in their order.
 #[derive(Clone, Debug)]
 pub struct Signer {
-    /// Hashes with the key of the request; `None` if the reply has a TSIG record without a MAC (RFC 8945 section 5.3.2).
+    /// Hashes with the key of the request; `None` if the reply's TSIG record has no MAC (RFC 8945 section 5.3.2).
     keyed: Option<Hashing>,
     /// The record of the next message, and the MAC of the message before.
     record: TsigRecord,

@@ -234,7 +234,8 @@ fn keys_are_read_from_lines_and_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("keys.conf");
     let text = "# From tsig-keygen.\nkey \"One.\" {\n\talgorithm HMAC-SHA512;\n\tsecret \"AAAA\";\n};\n\
-                /* Two\n keys */ key two { secret AA//; }; // in a line\nkey \"three\" { algorithm hmac-sha1. secret \"AAAB\" }";
+                /* Two\n keys */ key two { secret AA//; }; // in a line\n\
+                key \"three\" { algorithm hmac-sha1. secret \"AAAB\" }";
     std::fs::write(&path, text).unwrap();
     let lines = format!("tsig a.example b.example {{\nsecret XFR {SECRET}\nsecrets {}\n}}", path.display());
     let builder = TestServer::builder(&lines);
