@@ -23,7 +23,7 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
 //! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway,
+//! tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway,
 //! k8s_external, kubernetes, file, auto, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
@@ -67,6 +67,7 @@ mod no_effect;
 mod nsid;
 mod prometheus;
 mod ready;
+mod refusal_log;
 mod refusals;
 mod reload;
 mod rewrite;
@@ -75,6 +76,7 @@ mod template;
 mod timeouts;
 mod tls;
 mod transfer;
+mod tsig;
 pub(crate) mod ttl_limits;
 mod whoami;
 
@@ -124,7 +126,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("any", Some(any::set_up)),
     ("chaos", Some(chaos::set_up)),
     ("loadbalance", Some(loadbalance::set_up)),
-    ("tsig", None),
+    ("tsig", Some(tsig::set_up)),
     ("rewrite", Some(rewrite::set_up)),
     ("autopath", Some(autopath::set_up)),
     ("acl", Some(acl::set_up)),

@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, manifests, answers of the API server,
-//! and snapshots.
+//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, signed messages, files with keys,
+//! manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod corefile;
+mod key_file;
 mod links;
 mod manifest;
 mod mutate;
@@ -23,6 +24,7 @@ mod scale;
 mod seeds;
 mod snapshot;
 mod stream;
+mod tsig;
 mod watch;
 mod zone;
 
@@ -47,6 +49,8 @@ const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000,
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
+const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
+const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -311,6 +315,34 @@ fn mutated_zone_files_are_answered_or_refused() {
     assert_mixed(&tally, ZONES, &["wrong", "right"]);
 }
 
+#[test]
+fn mutated_signatures_are_accepted_only_unchanged() {
+    let start = || {
+        let signatures = tsig::Signatures::start();
+        move |bytes: &[u8], _: usize| signatures.try_message(bytes).map(str::to_owned)
+    };
+    let tally = try_all(tsig::seeds(), SIGNATURES, start);
+    assert_mixed(
+        &tally,
+        SIGNATURES,
+        &["accepted", "accepted as a reply", "malformed", "BADSIG", "BADKEY", "BADTIME"],
+    );
+}
+
+#[test]
+fn mutated_key_files_are_read_or_refused_with_a_place() {
+    let files = key_file::KeyFiles::start();
+    for (name, seed) in seeds::key_files() {
+        assert_eq!(files.try_file(&seed), Ok("right"), "{name}");
+    }
+    let start = || {
+        let files = key_file::KeyFiles::start();
+        move |bytes: &[u8], _: usize| files.try_file(bytes).map(str::to_owned)
+    };
+    let tally = try_all(seeds::key_files(), KEY_FILES, start);
+    assert_mixed(&tally, KEY_FILES, &["wrong", "right"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -319,12 +351,14 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),
         ("rules", owned(seeds::rules())),
         ("snapshot", owned(object_seeds::snapshots())),
         ("stream", owned(seeds::streams())),
+        ("tsig", owned(tsig::seeds())),
         ("watch", owned(object_seeds::watches())),
         ("zone", owned(seeds::zones())),
     ];

@@ -109,8 +109,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let lines: Arc<[TransferLine]> = lines.into();
     if lines.iter().any(|line| !line.to.is_empty()) {
-        let lines = Arc::clone(&lines);
-        setup.add_task(move |server, stop| notify::run(server, lines, stop));
+        let (lines, keys) = (Arc::clone(&lines), setup.builder.tsig.clone());
+        setup.add_task(move |server, stop| notify::run(server, lines, keys, stop));
     }
     let slots = Arc::clone(&setup.context.transfer_slots);
     setup.add_reusable(Transfer { lines, slots, log: Arc::default() });

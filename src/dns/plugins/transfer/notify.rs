@@ -21,6 +21,7 @@ use crate::dns::chain::zone_state::ZoneRecord;
 use crate::dns::message::header::{HEADER, QUESTION_NAME};
 use crate::dns::message::presentation::{lower_name_text, rcode_text};
 use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::tsig::{self, Key, ReplyChecker, TsigKeys};
 use crate::model::line_limit::LineLimit;
 
 /// How often the serials are looked at.
@@ -39,8 +40,13 @@ const MAX_SOCKETS: usize = 100;
 const NOTIFY: u8 = 4 << 3 | 4;
 
 /// Looks at the serials of the zones until `stop` is cancelled, and tells the secondary servers of changes.
-pub(super) async fn run(server: Arc<Server>, lines: Arc<[TransferLine]>, stop: CancellationToken) {
-    let mut notifier = Notifier { lines, ..Notifier::default() };
+pub(super) async fn run(
+    server: Arc<Server>,
+    lines: Arc<[TransferLine]>,
+    keys: Option<Arc<TsigKeys>>,
+    stop: CancellationToken,
+) {
+    let mut notifier = Notifier { lines, keys, ..Notifier::default() };
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -51,6 +57,8 @@ pub(super) async fn run(server: Arc<Server>, lines: Arc<[TransferLine]>, stop: C
 #[derive(Default)]
 struct Notifier {
     lines: Arc<[TransferLine]>,
+    /// The keys of *tsig*.
+    keys: Option<Arc<TsigKeys>>,
     told: HashMap<Name, Told>,
     /// The messages that aren't answered yet, by zone and secondary server.
     running: HashMap<(Name, SocketAddr), AbortHandle>,
@@ -103,7 +111,8 @@ impl Notifier {
         let message = message(&origin, zone.soa());
         for to in &line.to {
             let source = line.source.filter(|source| source.is_ipv4() == to.is_ipv4());
-            let secondary = Secondary { origin: origin.clone(), to: *to, source };
+            let key = self.keys.as_ref().and_then(|keys| keys.for_zone(&origin));
+            let secondary = Secondary { origin: origin.clone(), to: *to, source, key };
             let task = self.tasks.spawn(secondary.notify(message.clone(), Arc::clone(&self.shared)));
             if let Some(before) = self.running.insert((origin.clone(), *to), task) {
                 before.abort();
@@ -141,6 +150,7 @@ struct Secondary {
     origin: Name,
     to: SocketAddr,
     source: Option<IpAddr>,
+    key: Option<Arc<Key>>,
 }
 
 impl Secondary {
@@ -174,14 +184,21 @@ impl Secondary {
         let socket = UdpSocket::bind((self.source.unwrap_or(any), 0)).await?;
         // Datagrams of other addresses aren't received.
         socket.connect(self.to).await?;
-        socket.send(message).await?;
-        let mut answer = [0; 512];
+        let mut message = message.to_vec();
+        let mut checker = self.key.clone().map(|key| ReplyChecker::sign(key, &mut message, tsig::now()));
+        socket.send(&message).await?;
+        let mut buffer = [0; 512];
         loop {
-            let length = socket.recv(&mut answer).await?;
-            let is_answer = answer[2] & 0xf8 == 0x80 | NOTIFY & 0xf8;
-            if length >= HEADER && answer[..2] == message[..2] && is_answer {
-                return Ok(answer[3] & 0x0f);
+            let length = socket.recv(&mut buffer).await?;
+            let mut answer = buffer[..length].to_vec();
+            let is_answer = length >= HEADER && answer[2] & 0xf8 == 0x80 | NOTIFY & 0xf8;
+            if !is_answer || answer[..2] != message[..2] {
+                continue;
             }
+            if let Some(checker) = &mut checker {
+                checker.check(&mut answer, tsig::now()).map_err(io::Error::other)?;
+            }
+            return Ok(answer[3] & 0x0f);
         }
     }
 

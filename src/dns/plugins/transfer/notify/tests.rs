@@ -5,6 +5,8 @@ use hickory_proto::op::{Message, MessageType, OpCode};
 use hickory_proto::rr::RData;
 
 use super::*;
+use crate::dns::message::tsig::{Algorithm, check_request};
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::tests::support::TestServer;
 
 fn running(options: &str) -> (tempfile::TempDir, CancellationToken, JoinSet<()>) {
@@ -48,14 +50,28 @@ async fn notify_is_repeated_five_times_without_an_answer() {
 
 #[tokio::test]
 async fn answered_notify_is_not_repeated() {
-    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let shared = Arc::new(Shared::default());
-    let to = socket.local_addr().unwrap();
-    let origin = Name::from_ascii("example.org.").unwrap();
-    let message = message(&origin, None);
-    let telling = tokio::spawn(Secondary { origin, to, source: None }.notify(message, shared));
-    let (mut message, from) = received(&socket).await;
-    message.metadata.message_type = MessageType::Response;
-    socket.send_to(&message.to_vec().unwrap(), from).await.unwrap();
-    telling.await.unwrap();
+    for is_signed in [false, true] {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let shared = Arc::new(Shared::default());
+        let to = socket.local_addr().unwrap();
+        let origin = Name::from_ascii("example.org.").unwrap();
+        let mut keys = TsigKeys::new(ZoneSet::new([origin.clone()]));
+        keys.insert(Key::new(&origin, Algorithm::Sha256, b"a secret of some length").unwrap());
+        let key = keys.for_zone(&origin).filter(|_| is_signed);
+        let message = message(&origin, None);
+        let telling = tokio::spawn(Secondary { origin, to, source: None, key }.notify(message, shared));
+        let mut bytes = [0; 512];
+        let (length, from) = socket.recv_from(&mut bytes).await.unwrap();
+        let request = &bytes[..length];
+        let mut answer = request[..12 + 13 + 4].to_vec();
+        answer[2] |= 0x80;
+        answer[10..12].fill(0);
+        if is_signed {
+            let checked = check_request(request, &keys, tsig::now());
+            assert!(checked.outcome.is_ok());
+            checked.signer.unwrap().sign(&mut answer, tsig::now());
+        }
+        socket.send_to(&answer, from).await.unwrap();
+        telling.await.unwrap();
+    }
 }
