@@ -6,9 +6,9 @@ mod fields;
 mod lookup;
 mod reader;
 pub(super) mod record;
-
+pub mod transferred;
 mod word;
 
-pub(super) use data::Zone;
+pub use data::Zone;
 pub(super) use lookup::Found;
 pub(super) use reader::FileVersion;

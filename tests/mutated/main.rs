@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, manifests, answers of the API server,
-//! and snapshots.
+//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers, manifests, answers of
+//! the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -23,6 +23,7 @@ mod scale;
 mod seeds;
 mod snapshot;
 mod stream;
+mod transfer;
 mod watch;
 mod zone;
 
@@ -47,6 +48,7 @@ const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000,
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
+const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 100_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -311,6 +313,16 @@ fn mutated_zone_files_are_answered_or_refused() {
     assert_mixed(&tally, ZONES, &["wrong", "right"]);
 }
 
+#[test]
+fn mutated_transfers_give_a_whole_zone_or_none() {
+    for (name, seed) in seeds::transfers() {
+        assert_eq!(transfer::try_transfer(&seed), Ok("zone"), "{name}");
+    }
+    let start = || |bytes: &[u8], _: usize| transfer::try_transfer(bytes).map(str::to_owned);
+    let tally = try_all(seeds::transfers(), TRANSFERS, start);
+    assert_mixed(&tally, TRANSFERS, &["refused", "incomplete", "zone"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -325,6 +337,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("rules", owned(seeds::rules())),
         ("snapshot", owned(object_seeds::snapshots())),
         ("stream", owned(seeds::streams())),
+        ("transfer", owned(seeds::transfers())),
         ("watch", owned(object_seeds::watches())),
         ("zone", owned(seeds::zones())),
     ];

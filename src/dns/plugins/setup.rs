@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
+use super::secondary::zone::Secondaries;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
@@ -53,6 +54,7 @@ pub struct ServerContext {
     pub stale_caches: StaleCaches,
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
+    pub secondaries: Secondaries,
     pub clusters: ClusterRegistry,
     /// The names of the remote clusters, which have domains below the zones of links.
     pub remotes: Arc<[Arc<str>]>,
@@ -221,6 +223,7 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
+                secondaries: Secondaries::default(),
                 clusters,
                 remotes: Arc::default(),
                 has_own_cluster: true,
