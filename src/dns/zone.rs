@@ -6,6 +6,7 @@ mod fields;
 mod lookup;
 mod reader;
 pub(super) mod record;
+mod transfer;
 pub mod transferred;
 mod word;
 

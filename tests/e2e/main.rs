@@ -71,6 +71,7 @@ mod takeover;
 mod target_namespace;
 mod tiers;
 mod tls;
+mod transfers;
 mod undecodable_objects;
 mod upstreams;
 mod zone_answers;

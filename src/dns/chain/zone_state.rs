@@ -2,12 +2,20 @@
 
 use std::fmt;
 
+pub use crate::dns::message::zone_record::ZoneRecord;
+
 /// A zone that can be transferred.
 pub trait TransferredZone: Send + Sync {
-    /// Returns the serial of the zone; `None` while the zone can't be served.
+    /// Returns the serial of the zone; `None` while the zone can't be served. It is asked for each second.
     fn serial(&self) -> Option<u32>;
 
-    /// Returns the zone as it is now; `None` while the zone can't be served.
+    /// Returns the SOA record; `None` while the zone can't be served. The threads of UDP sockets call this, so a zone
+    /// whose state takes long has another way.
+    fn soa(&self) -> Option<ZoneRecord> {
+        Some(self.state()?.soa)
+    }
+
+    /// Returns the zone as it is now; `None` while the zone can't be served. It may block.
     fn state(&self) -> Option<ZoneState>;
 }
 
@@ -16,16 +24,6 @@ pub struct ZoneState {
     pub soa: ZoneRecord,
     /// The other records, each once.
     pub records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
-}
-
-/// A record of class IN. Owner and data are in wire form, without name compression.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ZoneRecord {
-    pub owner: Box<[u8]>,
-    pub rtype: u16,
-    /// In seconds.
-    pub ttl: u32,
-    pub data: Box<[u8]>,
 }
 
 impl fmt::Debug for ZoneState {

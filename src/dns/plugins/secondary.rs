@@ -51,7 +51,7 @@ mod schedule;
 mod tests;
 pub(super) mod zone;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -66,8 +66,9 @@ use super::file::zone_map::ZoneMap;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
+use crate::dns::chain::zone_state::TransferredZone;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{CorefileError, Directive, Scheme, Token};
+use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::presentation::name_text;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::zone_set::ZoneSet;
@@ -134,7 +135,7 @@ fn primaries(
                     return Err(option.missing_argument(EXPECTED));
                 }
                 for word in words {
-                    let primary = address(word)?;
+                    let primary = word.server_address(EXPECTED)?;
                     if !primaries.contains(&primary) {
                         primaries.push(primary);
                     }
@@ -156,14 +157,6 @@ fn primaries(
     Ok(primaries)
 }
 
-fn address(word: &Token) -> Result<SocketAddr, CorefileError> {
-    let text = &*word.text;
-    let ip = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    let with_port = |ip: IpAddr| SocketAddr::new(ip, Scheme::Dns.port());
-    let address = ip.parse().map(with_port).or_else(|_| text.parse::<SocketAddr>());
-    address.ok().filter(|address| address.port() != 0).ok_or_else(|| word.unexpected(EXPECTED))
-}
-
 #[async_trait]
 impl Plugin for Secondary {
     fn name(&self) -> &'static str {
@@ -182,6 +175,14 @@ impl Plugin for Secondary {
 
     fn sees_transfers(&self) -> bool {
         true
+    }
+
+    fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        self.zones.transferred(origin)
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        self.zones.origins()
     }
 
     fn note(&self) -> Option<String> {

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
 use super::secondary::zone::Secondaries;
+use super::transfer::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
@@ -56,6 +57,7 @@ pub struct ServerContext {
     pub zones: ZoneRegistry,
     pub secondaries: Secondaries,
     pub clusters: ClusterRegistry,
+    pub transfer_slots: Arc<TransferSlots>,
     /// The names of the remote clusters, which have domains below the zones of links.
     pub remotes: Arc<[Arc<str>]>,
     /// Whether lb-linker itself reads a cluster, not manifests.
@@ -224,6 +226,7 @@ impl ServerContext {
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
                 secondaries: Secondaries::default(),
+                transfer_slots: Arc::default(),
                 clusters,
                 remotes: Arc::default(),
                 has_own_cluster: true,

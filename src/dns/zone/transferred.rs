@@ -193,7 +193,7 @@ pub(in crate::dns) fn serial_in(message: &[u8], origin: &[u8], id: u16) -> Resul
 
 /// Returns whether a serial is newer than another one (RFC 1982 section 3.2).
 pub(in crate::dns) fn is_newer(serial: u32, than: u32) -> bool {
-    serial != than && serial.wrapping_sub(than) < 1 << 31
+    (1..1 << 31).contains(&serial.wrapping_sub(than))
 }
 
 /// A question to a primary server.

@@ -9,6 +9,7 @@ use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 
 use crate::dns::chain::plugin::PluginError;
+use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::message::ede::Ede;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::OutdatedFlag;
@@ -67,6 +68,16 @@ impl ZoneMap {
     pub(in crate::dns::plugins) fn outdated(&self) -> &OutdatedFlag {
         &self.outdated
     }
+
+    /// Returns the zone with this origin, for a transfer.
+    pub(in crate::dns::plugins) fn transferred(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        let zone = self.zones.get(&*whole_wire_name(origin))?;
+        Some(Arc::clone(zone) as Arc<dyn TransferredZone>)
+    }
+
+    pub(in crate::dns::plugins) fn origins(&self) -> Vec<Name> {
+        self.zones.values().map(|zone| zone.origin.clone()).collect()
+    }
 }
 
 /// Returns a name without its first label; `None` for the root.
@@ -118,5 +129,20 @@ impl ServedZone {
                 PluginError::servfail(format!("the zone {origin} has expired")).with_ede(Ede::EXPIRED)
             }
         }
+    }
+}
+
+impl TransferredZone for ServedZone {
+    fn serial(&self) -> Option<u32> {
+        self.zone().map(|zone| zone.serial())
+    }
+
+    fn soa(&self) -> Option<ZoneRecord> {
+        self.zone()?.soa()
+    }
+
+    fn state(&self) -> Option<ZoneState> {
+        let zone = self.zone()?;
+        Some(ZoneState { soa: zone.soa()?, records: Box::new(zone.records_without_soa()) })
     }
 }
