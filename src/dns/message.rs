@@ -13,6 +13,7 @@ pub mod records;
 pub mod reply;
 pub(crate) mod rrsig;
 pub mod sections;
+pub mod tsig;
 pub mod upstream_reply;
 pub mod validity;
 pub mod wire;

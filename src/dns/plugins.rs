@@ -23,8 +23,8 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
 //! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway,
-//! k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
+//! tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
+//! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -67,6 +67,7 @@ mod no_effect;
 mod nsid;
 mod prometheus;
 mod ready;
+mod refusal_log;
 mod refusals;
 mod reload;
 mod rewrite;
@@ -76,6 +77,7 @@ mod template;
 mod timeouts;
 mod tls;
 mod transfer;
+mod tsig;
 pub(crate) mod ttl_limits;
 mod whoami;
 
@@ -125,7 +127,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("any", Some(any::set_up)),
     ("chaos", Some(chaos::set_up)),
     ("loadbalance", Some(loadbalance::set_up)),
-    ("tsig", None),
+    ("tsig", Some(tsig::set_up)),
     ("rewrite", Some(rewrite::set_up)),
     ("autopath", Some(autopath::set_up)),
     ("acl", Some(acl::set_up)),

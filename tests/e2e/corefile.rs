@@ -36,4 +36,5 @@ mod rewrite;
 mod small_plugins;
 mod stub_domains;
 mod template;
+mod tsig;
 mod zone_files;

@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers, manifests, answers of
-//! the API server, and snapshots.
+//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers, signed messages, files
+//! with keys, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod corefile;
+mod key_file;
 mod links;
 mod manifest;
 mod mutate;
@@ -24,6 +25,7 @@ mod seeds;
 mod snapshot;
 mod stream;
 mod transfer;
+mod tsig;
 mod watch;
 mod zone;
 
@@ -49,6 +51,8 @@ const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
 const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 100_000 };
+const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
+const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -323,6 +327,34 @@ fn mutated_transfers_give_a_whole_zone_or_none() {
     assert_mixed(&tally, TRANSFERS, &["refused", "incomplete", "zone"]);
 }
 
+#[test]
+fn mutated_signatures_are_accepted_only_unchanged() {
+    let start = || {
+        let signatures = tsig::Signatures::start();
+        move |bytes: &[u8], _: usize| signatures.try_message(bytes).map(str::to_owned)
+    };
+    let tally = try_all(tsig::seeds(), SIGNATURES, start);
+    assert_mixed(
+        &tally,
+        SIGNATURES,
+        &["accepted", "accepted as a reply", "malformed", "BADSIG", "BADKEY", "BADTIME"],
+    );
+}
+
+#[test]
+fn mutated_key_files_are_read_or_refused_with_a_place() {
+    let files = key_file::KeyFiles::start();
+    for (name, seed) in key_file::seeds() {
+        assert_eq!(files.try_file(&seed), Ok("right"), "{name}");
+    }
+    let start = || {
+        let files = key_file::KeyFiles::start();
+        move |bytes: &[u8], _: usize| files.try_file(bytes).map(str::to_owned)
+    };
+    let tally = try_all(key_file::seeds(), KEY_FILES, start);
+    assert_mixed(&tally, KEY_FILES, &["wrong", "right"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -331,6 +363,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("keys", owned(key_file::seeds())),
         ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),
@@ -338,6 +371,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("snapshot", owned(object_seeds::snapshots())),
         ("stream", owned(seeds::streams())),
         ("transfer", owned(seeds::transfers())),
+        ("tsig", owned(tsig::seeds())),
         ("watch", owned(object_seeds::watches())),
         ("zone", owned(seeds::zones())),
     ];

@@ -22,6 +22,7 @@ use crate::dns::message::header::{
     HeaderCheck, MAX_UDP, check_header, disable_empty_subnets, format_error, server_failure,
 };
 use crate::dns::message::reply::RecordStream;
+use crate::dns::message::tsig;
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
@@ -125,22 +126,29 @@ async fn check_and_answer(
     let reply = Server::serve(&mut request).await?;
     let edns = request.response_edns(&reply);
     if let Some(records) = reply.stream.as_ref().and_then(RecordStream::take) {
-        let first = MessageSequence::new(&reply, &query, edns.as_ref(), records)
-            .ok()
-            .and_then(|mut following| Some((following.next()?.ok()?, Box::new(following))));
+        let signer = request.signer.take();
+        let following = MessageSequence::new(&reply, &query, edns.as_ref(), records, signer);
+        let first =
+            following.ok().and_then(|mut following| Some((following.next()?.ok()?, Box::new(following))));
         let Some((bytes, following)) = first else {
             return server_failure(message).map(EncodedReply::not_reusable);
         };
         return Some(EncodedReply { bytes, wire_response: None, following: Some(following) });
     }
-    let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
-    let (bytes, offsets) = match encoded {
+    let signature = request.signer.as_ref().map_or(0, |signer| signer.length());
+    let limit = request.limit().saturating_sub(u16::try_from(signature).unwrap_or(u16::MAX));
+    let encoded = encode(&reply, &query, edns.as_ref(), limit);
+    let (mut bytes, offsets) = match encoded {
         Ok(encoded) => encoded,
         Err(error) => {
             error!("the answer to {} {} can't be encoded: {error}", query.name(), query.query_type());
             return server_failure(message).map(EncodedReply::not_reusable);
         }
     };
+    if let Some(signer) = &mut request.signer {
+        signer.sign(&mut bytes, tsig::now());
+        return Some(EncodedReply::not_reusable(bytes));
+    }
     // The response cache treats all clients that accept at least MAX_UDP bytes alike; `bufsize` may allow larger
     // replies.
     let is_size_independent = request.max_udp <= MAX_UDP
@@ -161,6 +169,9 @@ fn decode(
 ) -> Option<Request> {
     let decoded = decode_plain(message).or_else(|| decode_any(message, client, protocol));
     let (metadata, query, edns, soa_serial) = decoded?;
+    let additionals = u16::from_be_bytes([message[10], message[11]]);
+    let has_more = additionals > u16::from(edns.is_some());
+    let signed = (has_more && tsig::is_signed(message)).then(|| message.into());
     Some(Request {
         zone_metrics: server.unrouted_metrics(),
         zone: Name::root(),
@@ -178,6 +189,8 @@ fn decode(
         query_limiter: None,
         key: None,
         labels: None,
+        signed,
+        signer: None,
         max_udp: MAX_UDP,
         soa_serial,
     })

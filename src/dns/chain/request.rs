@@ -18,6 +18,7 @@ use crate::dns::message::encode::uncompressed_length;
 use crate::dns::message::header::{MAX_UDP, MIN_UDP, OPT_LENGTH};
 use crate::dns::message::query::{KeyFlags, QueryKey, UpstreamQuery};
 use crate::dns::message::reply::Reply;
+use crate::dns::message::tsig::Signer;
 use crate::dns::net::Protocol;
 
 /// The client address of lb-linker's own requests.
@@ -57,6 +58,10 @@ pub struct Request {
     pub(crate) key: Option<QueryKey>,
     /// The labels, if the block has *metadata*.
     pub labels: Option<Arc<Labels>>,
+    /// The message, if it has a TSIG record.
+    pub signed: Option<Arc<[u8]>>,
+    /// Signs the reply, if *tsig* has checked the message.
+    pub signer: Option<Box<Signer>>,
 }
 
 #[derive(Clone, Debug)]

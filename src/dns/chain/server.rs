@@ -334,6 +334,8 @@ impl Server {
             query_limiter: None,
             key: None,
             labels: None,
+            signed: None,
+            signer: None,
         }
     }
 

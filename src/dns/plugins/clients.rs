@@ -29,17 +29,14 @@ mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use hickory_proto::op::{Query, ResponseCode};
-use parking_lot::Mutex;
 use prometheus::{IntCounterVec, Opts, Registry};
-use tokio::time::Instant;
 use tracing::warn;
 
 use super::nets::{Nets, net};
+use super::refusal_log::RefusalLog;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
@@ -52,7 +49,6 @@ use crate::metrics::{MetricGroup, registered};
 
 const NAME: &str = "clients";
 const ANY: &str = "any";
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct ClientNets {
@@ -65,9 +61,7 @@ struct ClientNets {
 #[derive(Debug)]
 pub(super) struct ProhibitedQueries {
     requests: IntCounterVec,
-    /// The number of refused queries since the last log line.
-    unlogged: AtomicU64,
-    last_line: Mutex<Option<Instant>>,
+    log: RefusalLog,
 }
 
 impl MetricGroup for ProhibitedQueries {
@@ -77,7 +71,7 @@ impl MetricGroup for ProhibitedQueries {
             "Refused queries for names outside the zones: the client isn't in the networks of the plugin clients.",
         );
         let requests = registered(registry, IntCounterVec::new(options, &["server"]))?;
-        Ok(Self { requests, unlogged: AtomicU64::new(0), last_line: Mutex::new(None) })
+        Ok(Self { requests, log: RefusalLog::default() })
     }
 }
 
@@ -128,15 +122,10 @@ pub(super) fn refusal(request: &Request, plugin: &'static str) -> Reply {
 }
 
 impl ProhibitedQueries {
-    /// Counts a refused query, and logs it if `LOG_INTERVAL` has passed.
+    /// Counts a refused query, and logs it if a line is due.
     pub(super) fn record(&self, request: &Request) {
         self.requests.with_label_values(&[&request.server.label]).inc();
-        self.unlogged.fetch_add(1, Ordering::Relaxed);
-        // If another thread is writing the line, that line or the next one counts this query.
-        let Some(mut last_line) = self.last_line.try_lock() else { return };
-        if last_line.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
-            *last_line = Some(Instant::now());
-            let number = self.unlogged.swap(0, Ordering::Relaxed);
+        if let Some(number) = self.log.count() {
             warn!(
                 "refused a query of client {} for a name outside the zones: its address isn't in --client-nets (or \
                  `clients` in the Corefile); such queries since the last line: {number}",

@@ -23,7 +23,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("route53", "isn't supported; forward the zone to the VPC's resolver, 169.254.169.253"),
     ("sign", "isn't supported; sign the zone's file outside, for example with ldns-signzone"),
     ("trace", "isn't supported; log and prometheus show the duration of queries"),
-    ("tsig", "isn't supported yet; limit clients with acl, or by certificates with tls"),
     ("view", "isn't supported yet; give each group of clients an address or a port, and a block for it"),
 ];
 

@@ -20,6 +20,9 @@
 //! transfer that ends early, whose last SOA record isn't the first one, that takes more than 10 minutes, or a message
 //! that takes more than 20 s. At most 4 zones are transferred at the same time.
 //!
+//! With *tsig* in the block, questions are signed with the key that it has for the zone, and the answers have to be signed
+//! with it, too.
+//!
 //! With `--snapshot PATH`, each zone is kept in a file of the directory `PATH.zones`, too: a start without the primary
 //! servers answers from it, until the zone expires, counted from the last time that a server confirmed it.
 //!
@@ -73,7 +76,7 @@ use crate::dns::message::presentation::name_text;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::line_limit::LineLimit;
-use zone::SecondaryZone;
+use zone::{Following, SecondaryZone};
 
 const NAME: &str = "secondary";
 const OPTIONS: [&str; 2] = ["transfer", "fallthrough"];
@@ -106,7 +109,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             }
             setup.builder.warnings.extend(problem.map(|problem| line.error(problem)));
             plugin.followed.push(Arc::clone(&zone));
-            setup.add_task(move |_, stop| zone.follow(secondaries, stop));
+            let key = setup.builder.tsig.as_ref().and_then(|keys| keys.for_zone(origin));
+            let following = Following { secondaries, key };
+            setup.add_task(move |_, stop| zone.follow(following, stop));
         }
     }
     setup.add_reusable(plugin);

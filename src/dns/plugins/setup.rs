@@ -24,6 +24,7 @@ use crate::dns::chain::server::{AccessRule, Server};
 use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Directive, Position, Token};
 use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::tsig::TsigKeys;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::query_log::{LineFormat, LineQueue, QueryLog};
 use crate::dns::transport::tcp::Timeouts;
@@ -112,6 +113,8 @@ pub struct BlockBuilder {
     pub cluster_zones: Vec<ClusterZone>,
     /// The bounds of TTLs by `cache`.
     pub(super) ttl_limits: Option<TtlLimits>,
+    /// The keys of `tsig`.
+    pub tsig: Option<Arc<TsigKeys>>,
     /// The zones of `metadata`.
     pub labeled: ZoneSet,
     /// The directory that relative paths start from; empty for the working directory.

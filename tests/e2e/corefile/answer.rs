@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hickory_proto::op::{Message, MessageType};
 use hickory_proto::rr::rdata::opt::EdnsOption;
-use hickory_proto::rr::{RData, Record};
+use hickory_proto::rr::{RData, Record, RecordType};
 
 use super::question::{Question, Reply};
 
@@ -19,12 +19,14 @@ pub struct Answer {
     /// The records of each section: the keys are records without their TTL, the values are the TTLs of equal records.
     sections: [BTreeMap<String, Vec<u32>>; 3],
     opt: String,
+    /// The outcome of the check of the signature.
+    signature: String,
 }
 
 /// A difference between two answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// `silence`, `rcode`, `flags`, `question`, `answer`, `authority`, `additional`, `ttl` or `opt`.
+    /// `silence`, `rcode`, `flags`, `question`, `answer`, `authority`, `additional`, `ttl`, `opt` or `signature`.
     pub field: &'static str,
     pub coredns: String,
     pub subject: String,
@@ -53,7 +55,8 @@ impl Answer {
         });
         let section = |records: &[Record]| {
             let mut section: BTreeMap<String, Vec<u32>> = BTreeMap::new();
-            for record in records {
+            // The TSIG record has the time and the MAC.
+            for record in records.iter().filter(|record| record.record_type() != RecordType::TSIG) {
                 section.entry(text(question, record)).or_default().push(record.ttl);
             }
             section.values_mut().for_each(|ttls| ttls.sort_unstable());
@@ -70,6 +73,7 @@ impl Answer {
                 section(&message.additionals),
             ],
             opt: opt(&message),
+            signature: format!("{:?}", reply.signature),
         }
     }
 
@@ -85,6 +89,7 @@ impl Answer {
             ("flags", &self.flags, &other.flags),
             ("question", &self.question, &other.question),
             ("opt", &self.opt, &other.opt),
+            ("signature", &self.signature, &other.signature),
         ];
         for (field, coredns, subject) in fields {
             if coredns != subject {

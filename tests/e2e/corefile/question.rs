@@ -9,14 +9,18 @@
 //! - `opcode=N`: another opcode than 0, QUERY
 //! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`: other ports of the server
 //! - `case`: the comparison of the answer is case-sensitive
+//! - `key=NAME`: the query is signed with this key, whose secret is the name; `algorithm=NAME` is its algorithm, and
+//!   `behind=SECONDS` says how far the client's clock is behind
 //! - `wait=MS`: the pause before the query, in ms
 //! - `silent`: the server must not answer
 //! - `each`, as the last word: the query is sent in each of [`VARIANTS`]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hickory_proto::rr::{DNSClass, RecordType};
+use hickory_proto::rr::{DNSClass, Name, RecordType};
+use lb_linker::dns::message::tsig::{Algorithm, Key, ReplyChecker, TsigError, now};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, UdpSocket};
 use tokio::time::timeout;
@@ -55,6 +59,11 @@ pub struct Question {
     pub silent: bool,
     /// Whether the comparison of the answer is case-sensitive.
     pub case: bool,
+    /// The name of the key that signs the query.
+    key: Option<String>,
+    algorithm: Algorithm,
+    /// How far the client's clock is behind, in seconds.
+    behind: u64,
 }
 
 /// The result of a query.
@@ -62,6 +71,8 @@ pub struct Question {
 pub struct Reply {
     /// The answer, or `None` if there was none.
     pub answer: Option<Vec<u8>>,
+    /// The outcome of the check of its signature; `None` if the query isn't signed.
+    pub signature: Option<Result<(), TsigError>>,
     pub took: Duration,
 }
 
@@ -100,6 +111,9 @@ impl Question {
             wait: Duration::ZERO,
             silent: false,
             case: false,
+            key: None,
+            algorithm: Algorithm::Sha256,
+            behind: 0,
         };
         let (mut qclass, mut opcode, mut rd, mut low) = (1_u16, 0_u16, 1_u16, 0_u16);
         let mut edns = None;
@@ -130,6 +144,9 @@ impl Question {
                 "wait" => question.wait = Duration::from_millis(value.parse().unwrap()),
                 "silent" => question.silent = true,
                 "case" => question.case = true,
+                "key" => question.key = Some(value.to_owned()),
+                "algorithm" => question.algorithm = Algorithm::of_name(value).unwrap(),
+                "behind" => question.behind = value.parse().unwrap(),
                 class => qclass = number(class, "CLASS", |class| class.parse().ok().map(u16_of_class)),
             }
         }
@@ -157,17 +174,33 @@ impl Question {
         question
     }
 
+    /// Returns the message and, if it is signed, the checker of the answer.
+    fn signed(&self) -> (Vec<u8>, Option<ReplyChecker>) {
+        let mut message = self.message.clone();
+        let checker = self.key.as_ref().map(|name| {
+            let key = Key::new(&Name::from_ascii(name).unwrap(), self.algorithm, name.as_bytes()).unwrap();
+            ReplyChecker::sign(Arc::new(key), &mut message, self.time())
+        });
+        (message, checker)
+    }
+
+    /// Returns the time of the client's clock, in seconds since 1970.
+    fn time(&self) -> u64 {
+        now() - self.behind
+    }
+
     pub async fn ask(&self, server: &Server) -> Reply {
+        let (message, checker) = self.signed();
         let server = SocketAddr::new(self.to, server.port(self.port));
         let since = Instant::now();
         let reply_timeout = if self.silent { SILENCE } else { EVENT_TIMEOUT };
-        let answer = if self.tcp {
+        let mut answer = if self.tcp {
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind((self.from, 0).into()).unwrap();
             let mut stream =
                 socket.connect(server).await.unwrap_or_else(|error| panic!("{}: {error}", self.text));
-            let length = u16::try_from(self.message.len()).unwrap();
-            stream.write_all(&[&length.to_be_bytes(), &*self.message].concat()).await.unwrap();
+            let length = u16::try_from(message.len()).unwrap();
+            stream.write_all(&[&length.to_be_bytes(), &*message].concat()).await.unwrap();
             let read = async {
                 let length = stream.read_u16().await.ok()?;
                 let mut answer = vec![0; length.into()];
@@ -178,7 +211,7 @@ impl Question {
         } else {
             let socket = UdpSocket::bind((self.from, 0)).await.unwrap();
             socket.connect(server).await.unwrap();
-            socket.send(&self.message).await.unwrap();
+            socket.send(&message).await.unwrap();
             let mut answer = vec![0; 65535];
             let read = async {
                 let length = socket.recv(&mut answer).await.ok()?;
@@ -187,7 +220,10 @@ impl Question {
             };
             timeout(reply_timeout, read).await.unwrap_or_default()
         };
-        Reply { answer, took: since.elapsed() }
+        let took = since.elapsed();
+        let signature =
+            checker.zip(answer.as_mut()).map(|(mut checker, answer)| checker.check(answer, self.time()));
+        Reply { answer, signature, took }
     }
 }
 

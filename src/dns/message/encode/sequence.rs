@@ -12,6 +12,7 @@ use super::typed::{header, write_header_and_question};
 use crate::dns::message::compress::{CompressingWriter, fixed};
 use crate::dns::message::header::HEADER;
 use crate::dns::message::reply::Reply;
+use crate::dns::message::tsig::{self, Signer};
 use crate::dns::message::zone_record::ZoneRecord;
 
 /// The maximum size of a message with several records, in bytes: compression pointers don't reach farther (RFC 1035 section
@@ -30,6 +31,8 @@ pub struct MessageSequence {
     records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
     /// The record that the message before had no room for.
     left: Option<ZoneRecord>,
+    /// Signs each message, if the query is signed.
+    signer: Option<Box<Signer>>,
 }
 
 /// A record that no message has room for.
@@ -50,10 +53,11 @@ impl MessageSequence {
         question: &Query,
         edns: Option<&Edns>,
         records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
+        signer: Option<Box<Signer>>,
     ) -> Result<Self, ProtoError> {
         let opt = edns.map(|edns| opt_record(edns, reply)).transpose()?.unwrap_or_default();
         let question = write_header_and_question(question).split_off(HEADER);
-        Ok(Self { metadata: reply.metadata, question, opt, records, left: None })
+        Ok(Self { metadata: reply.metadata, question, opt, records, left: None, signer })
     }
 }
 
@@ -84,6 +88,9 @@ impl Iterator for MessageSequence {
         let opt = std::mem::take(&mut self.opt);
         bytes[..HEADER].copy_from_slice(&header(&self.metadata, [count, 0, u16::from(!opt.is_empty())]));
         bytes.extend(opt);
+        if let Some(signer) = &mut self.signer {
+            signer.sign(&mut bytes, tsig::now());
+        }
         Some(Ok(bytes))
     }
 }
@@ -106,7 +113,7 @@ mod tests {
         let name = Name::from_ascii("example.org.").unwrap();
         let reply = Reply::new(Metadata::new(7, MessageType::Response, OpCode::Query), "");
         let question = Query::query(name, RecordType::AXFR);
-        MessageSequence::new(&reply, &question, edns, Box::new(records.into_iter())).unwrap()
+        MessageSequence::new(&reply, &question, edns, Box::new(records.into_iter()), None).unwrap()
     }
 
     fn text(number: usize, length: usize) -> ZoneRecord {

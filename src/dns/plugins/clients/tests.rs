@@ -2,7 +2,6 @@ use std::time::Duration;
 
 use hickory_proto::rr::Name;
 
-use super::LOG_INTERVAL;
 use crate::dns::chain::server::Server;
 use crate::dns::message::ede::Ede;
 use crate::dns::plugins::tests::support::{TestServer, link};
@@ -137,8 +136,8 @@ async fn look_ups_for_links_obey_acl_but_not_the_plugin_clients() {
 async fn refusals_are_all_counted_and_logged_once_a_minute() {
     let context = block("clients 10.0.0.0/8").from("192.0.2.7");
     let prohibited = context.shared.metrics.group::<super::ProhibitedQueries>().unwrap();
-    let unlogged = || prohibited.unlogged.load(std::sync::atomic::Ordering::Relaxed);
-    for (pause, expected) in [(0, 0), (0, 1), (1, 2), (LOG_INTERVAL.as_secs(), 0)] {
+    let unlogged = || prohibited.log.unlogged();
+    for (pause, expected) in [(0, 0), (0, 1), (1, 2), (60, 0)] {
         tokio::time::advance(Duration::from_secs(pause)).await;
         context.ask("a.example. A").await;
         assert_eq!(unlogged(), expected);

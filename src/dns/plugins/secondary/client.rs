@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::rr::{DNSClass, RecordType};
@@ -13,6 +14,7 @@ use tokio::time::timeout;
 
 use super::saved::NewCopy;
 use super::schedule::Failure;
+use crate::dns::message::tsig::{self, Key, ReplyChecker, TsigError};
 use crate::dns::zone::Zone;
 use crate::dns::zone::transferred::{TransferError, TransferReader, serial_in};
 
@@ -38,6 +40,8 @@ pub(super) enum ClientError {
     Older { theirs: u32, own: u32 },
     #[error("{0}")]
     Answer(#[from] TransferError),
+    #[error("{0}")]
+    Signature(#[from] TsigError),
     #[error("the zone can't be read: {0}")]
     Panic(#[from] JoinError),
 }
@@ -49,6 +53,7 @@ impl ClientError {
             | Self::Connect(_)
             | Self::Connection(_)
             | Self::Silent
+            | Self::Signature(_)
             | Self::Older { .. } => Failure::NoAnswer,
             Self::Answer(_) | Self::Slow | Self::Panic(_) => Failure::RefusedZone,
         }
@@ -62,18 +67,25 @@ struct Connection {
 }
 
 impl Connection {
-    /// Sends a question for a zone, whose origin is in wire form.
-    async fn open(primary: SocketAddr, origin: &[u8], qtype: RecordType) -> Result<Self, ClientError> {
+    /// Sends a question for a zone, whose origin is in wire form, signed with the key, if there is one. Also returns what
+    /// checks the answer.
+    async fn open(
+        primary: SocketAddr,
+        origin: &[u8],
+        qtype: RecordType,
+        key: Option<Arc<Key>>,
+    ) -> Result<(Self, Signatures), ClientError> {
         let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(primary)).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "it takes more than 5 s");
         let mut stream = connected.unwrap_or_else(|_| Err(late())).map_err(ClientError::Connect)?;
         let id = rand::random();
-        let query = query(id, origin, qtype);
+        let mut query = query(id, origin, qtype);
+        let signatures = Signatures(key.map(|key| ReplyChecker::sign(key, &mut query, tsig::now())));
         let length = u16::try_from(query.len()).unwrap_or_default().to_be_bytes();
         let framed = [&length[..], &query].concat();
         let sent = timeout(MESSAGE_TIMEOUT, stream.write_all(&framed)).await;
         sent.map_err(|_| ClientError::Silent)?.map_err(ClientError::Connection)?;
-        Ok(Self { stream, id })
+        Ok((Self { stream, id }, signatures))
     }
 
     /// Returns the next message, of at most 64 KiB.
@@ -92,15 +104,35 @@ impl Connection {
     }
 }
 
+/// Checks the signatures of an answer, if the question is signed.
+struct Signatures(Option<ReplyChecker>);
+
+impl Signatures {
+    /// Checks the next message, and removes its signature.
+    fn check(&mut self, message: &mut Vec<u8>) -> Result<(), TsigError> {
+        self.0.as_mut().map_or(Ok(()), |checker| checker.check(message, tsig::now()))
+    }
+
+    /// Checks that the last message was signed.
+    fn end(&self) -> Result<(), TsigError> {
+        if self.0.as_ref().is_none_or(ReplyChecker::may_end) { Ok(()) } else { Err(TsigError::Unsigned) }
+    }
+}
+
 fn query(id: u16, origin: &[u8], qtype: RecordType) -> Vec<u8> {
     let numbers = [qtype.into(), DNSClass::IN.into()].map(u16::to_be_bytes);
     [&id.to_be_bytes(), &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0][..], origin, numbers.as_flattened()].concat()
 }
 
 /// Returns the serial that a primary server has. `origin` is in wire form, in lower case.
-pub(super) async fn serial(primary: SocketAddr, origin: &[u8]) -> Result<u32, ClientError> {
-    let mut connection = Connection::open(primary, origin, RecordType::SOA).await?;
-    let message = connection.message().await?;
+pub(super) async fn serial(
+    primary: SocketAddr,
+    origin: &[u8],
+    key: Option<Arc<Key>>,
+) -> Result<u32, ClientError> {
+    let (mut connection, mut signatures) = Connection::open(primary, origin, RecordType::SOA, key).await?;
+    let mut message = connection.message().await?;
+    signatures.check(&mut message)?;
     Ok(serial_in(&message, origin, connection.id)?)
 }
 
@@ -108,21 +140,22 @@ pub(super) async fn serial(primary: SocketAddr, origin: &[u8]) -> Result<u32, Cl
 pub(super) async fn transfer(
     primary: SocketAddr,
     origin: &[u8],
+    key: Option<Arc<Key>>,
     copy: Option<NewCopy>,
 ) -> Result<(Zone, Option<NewCopy>), ClientError> {
     let transfer = async {
-        let connection = Connection::open(primary, origin, RecordType::AXFR).await?;
+        let (connection, signatures) = Connection::open(primary, origin, RecordType::AXFR, key).await?;
         let (sender, messages) = mpsc::channel(MAX_UNREAD);
         let reader = TransferReader::new(origin, Some(connection.id));
-        let mut building = spawn_blocking(move || build(reader, messages, copy));
+        let mut building = spawn_blocking(move || build(reader, signatures, messages, copy));
         let broken = tokio::select! {
-            built = &mut building => return Ok(built??),
+            built = &mut building => return built?,
             broken = receive(connection, sender) => broken,
         };
         match (building.await?, broken) {
             // The reader has no error of its own.
-            (Err(TransferError::Incomplete), Some(broken)) => Err(broken),
-            (built, _) => Ok(built?),
+            (Err(ClientError::Answer(TransferError::Incomplete)), Some(broken)) => Err(broken),
+            (built, _) => built,
         }
     };
     timeout(TRANSFER_TIMEOUT, transfer).await.unwrap_or(Err(ClientError::Slow))
@@ -140,13 +173,16 @@ async fn receive(mut connection: Connection, sender: mpsc::Sender<Vec<u8>>) -> O
 
 fn build(
     mut reader: TransferReader,
+    mut signatures: Signatures,
     mut messages: mpsc::Receiver<Vec<u8>>,
     mut copy: Option<NewCopy>,
-) -> Result<(Zone, Option<NewCopy>), TransferError> {
-    while let Some(message) = messages.blocking_recv() {
+) -> Result<(Zone, Option<NewCopy>), ClientError> {
+    while let Some(mut message) = messages.blocking_recv() {
+        signatures.check(&mut message)?;
         let is_last = reader.read(&message)?;
         copy.iter_mut().for_each(|copy| copy.add(&message));
         if is_last {
+            signatures.end()?;
             break;
         }
     }

@@ -55,8 +55,6 @@ pub(super) struct Schedule {
     due: BootInstant,
     /// The earliest time at which NOTIFY may cause a check.
     notify_from: BootInstant,
-    /// When the zone expires, if there is one.
-    expires: Option<BootInstant>,
     /// The numbers of failures in a row.
     failures: u32,
     refused: u32,
@@ -65,27 +63,16 @@ pub(super) struct Schedule {
 impl Schedule {
     /// Returns the schedule of a zone that is checked at once.
     pub(super) fn new(now: BootInstant) -> Self {
-        Self { due: now, notify_from: now, expires: None, failures: 0, refused: 0 }
-    }
-
-    /// Notes that there is a zone, which expires after this time.
-    pub(super) fn expire_after(&mut self, now: BootInstant, left: Duration) {
-        self.expires = Some(now + left);
+        Self { due: now, notify_from: now, failures: 0, refused: 0 }
     }
 
     pub(super) fn is_due(&self, now: BootInstant) -> bool {
         now >= self.due
     }
 
-    /// Returns whether the zone has expired; `true` only once.
-    pub(super) fn has_expired(&mut self, now: BootInstant) -> bool {
-        self.expires.take_if(|expires| now >= *expires).is_some()
-    }
-
     /// Returns how long to wait before the next look at the clock.
     pub(super) fn pause(&self, now: BootInstant) -> Duration {
-        let next = self.expires.map_or(self.due, |expires| expires.min(self.due));
-        next.saturating_duration_since(now).min(CLOCK_LOOK)
+        self.due.saturating_duration_since(now).min(CLOCK_LOOK)
     }
 
     /// Notes NOTIFY from a primary server.
@@ -93,11 +80,9 @@ impl Schedule {
         self.due = self.due.min(self.notify_from.max(now));
     }
 
-    /// Notes that a primary server has confirmed the zone, in an answer to a question asked at `asked`. The pause is
-    /// multiplied by `jitter`.
-    pub(super) fn confirm(&mut self, asked: BootInstant, now: BootInstant, timers: Timers, jitter: f64) {
+    /// Notes that a primary server has confirmed the zone. The pause is multiplied by `jitter`.
+    pub(super) fn confirm(&mut self, now: BootInstant, timers: Timers, jitter: f64) {
         (self.failures, self.refused) = (0, 0);
-        self.expires = Some(asked + timers.expire);
         self.due = now + timers.refresh.mul_f64(jitter);
         self.notify_from = now + AFTER_NOTIFY;
     }
@@ -115,6 +100,27 @@ impl Schedule {
         };
         self.due = now + own.max(refused).mul_f64(jitter);
         self.notify_from = now + AFTER_NOTIFY.max(refused);
+    }
+}
+
+/// When a zone expires, if there is one.
+#[derive(Debug, Default)]
+pub(super) struct Expiry(Option<BootInstant>);
+
+impl Expiry {
+    /// Notes that a primary server has confirmed the zone, in an answer to a question asked at `asked`.
+    pub(super) fn confirm(&mut self, asked: BootInstant, left: Duration) {
+        self.0 = Some(asked + left);
+    }
+
+    /// Returns whether the zone has expired; `true` only once.
+    pub(super) fn has_come(&mut self, now: BootInstant) -> bool {
+        self.0.take_if(|expires| now >= *expires).is_some()
+    }
+
+    /// Returns how long to wait before the next look at the clock.
+    pub(super) fn pause(&self, now: BootInstant) -> Duration {
+        self.0.map_or(CLOCK_LOOK, |expires| expires.saturating_duration_since(now).min(CLOCK_LOOK))
     }
 }
 
@@ -148,27 +154,35 @@ mod tests {
     }
 
     #[test]
-    fn confirmed_zone_is_checked_after_refresh_and_kept_until_expire() {
+    fn confirmed_zone_is_checked_after_refresh() {
         let (now, timers) = (by_hand::now(), Timers::new(NUMBERS));
         let mut schedule = Schedule::new(now);
         assert!(schedule.is_due(now));
-        schedule.confirm(now, now + seconds(3), timers, 1.0);
-        assert!(!schedule.is_due(now + seconds(3602)) && schedule.is_due(now + seconds(3603)));
-        assert!(!schedule.has_expired(now + seconds(86_399)), "counted from the question");
-        assert!(schedule.has_expired(now + seconds(86_400)));
-        assert!(!schedule.has_expired(now + seconds(86_401)), "it is told once");
+        schedule.confirm(now, timers, 1.0);
+        assert!(!schedule.is_due(now + seconds(3599)) && schedule.is_due(now + seconds(3600)));
+        schedule.confirm(now, timers, 0.9);
+        assert!(schedule.is_due(now + seconds(3240)));
+    }
+
+    #[test]
+    fn zone_expires_once() {
+        let (now, mut expiry) = (by_hand::now(), Expiry::default());
+        assert!(!expiry.has_come(now + seconds(u64::MAX)));
+        expiry.confirm(now, seconds(86_400));
+        assert!(!expiry.has_come(now + seconds(86_399)));
+        assert!(expiry.has_come(now + seconds(86_400)));
+        assert!(!expiry.has_come(now + seconds(86_401)));
     }
 
     #[test]
     fn failed_check_is_repeated_after_retry() {
         let (now, timers) = (by_hand::now(), Timers::new(NUMBERS));
         let mut schedule = Schedule::new(now);
-        schedule.confirm(now, now, timers, 1.0);
+        schedule.confirm(now, timers, 1.0);
         for number in 1..=3 {
             schedule.fail(now, Failure::NoAnswer, Some(timers), 1.0);
             assert_eq!(schedule.due, now + seconds(900), "{number}");
         }
-        assert_eq!(schedule.expires, Some(now + timers.expire), "failures confirm nothing");
     }
 
     #[test]
@@ -182,7 +196,7 @@ mod tests {
         }
         assert_eq!(pauses[..7], [250, 500, 1000, 2000, 4000, 8000, 10_000]);
         assert_eq!(pauses.last(), Some(&10_000));
-        schedule.confirm(now, now, Timers::new(NUMBERS), 1.0);
+        schedule.confirm(now, Timers::new(NUMBERS), 1.0);
         schedule.fail(now, Failure::NoAnswer, None, 1.0);
         assert_eq!(schedule.due, now + Duration::from_millis(250));
     }
@@ -204,12 +218,12 @@ mod tests {
     fn notify_causes_a_check_at_most_once_a_second() {
         let (now, timers) = (by_hand::now(), Timers::new(NUMBERS));
         let mut schedule = Schedule::new(now);
-        schedule.confirm(now, now, timers, 1.0);
+        schedule.confirm(now, timers, 1.0);
         schedule.notify(now);
         assert_eq!(schedule.pause(now), seconds(1));
         schedule.notify(now + seconds(20));
         assert_eq!(schedule.due, now + seconds(1), "the check that waits isn't put off");
-        schedule.confirm(now, now, timers, 1.0);
+        schedule.confirm(now, timers, 1.0);
         schedule.notify(now + seconds(20));
         assert!(schedule.is_due(now + seconds(20)));
     }
@@ -217,9 +231,13 @@ mod tests {
     #[test]
     fn clock_is_looked_at_every_30_s() {
         let (now, timers) = (by_hand::now(), Timers::new(NUMBERS));
-        let mut schedule = Schedule::new(now);
-        schedule.confirm(now, now, timers, 1.0);
-        assert_eq!(schedule.pause(now), seconds(30));
-        assert_eq!(schedule.pause(now + seconds(86_390)), Duration::ZERO);
+        let (mut schedule, mut expiry) = (Schedule::new(now), Expiry::default());
+        assert_eq!(expiry.pause(now), seconds(30));
+        schedule.confirm(now, timers, 1.0);
+        expiry.confirm(now, timers.expire);
+        assert_eq!((schedule.pause(now), expiry.pause(now)), (seconds(30), seconds(30)));
+        assert_eq!(schedule.pause(now + seconds(3590)), seconds(10));
+        assert_eq!(expiry.pause(now + seconds(86_390)), seconds(10));
+        assert_eq!(expiry.pause(now + seconds(86_500)), Duration::ZERO);
     }
 }

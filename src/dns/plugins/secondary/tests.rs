@@ -135,7 +135,8 @@ fn lines_without_a_usable_server_are_refused() {
     }
     let own = TestServer::error("secondary a.example {\ntransfer from 127.0.0.1\n}");
     assert!(own.contains("is this block's own listener"), "{own}");
-    let lines = "secondary {\ntransfer from 192.0.2.1 [2001:db8::1]\ntransfer from [2001:db8::1]:53 192.0.2.1:5353\n}";
+    let lines =
+        "secondary {\ntransfer from 192.0.2.1 2001:db8::1\ntransfer from [2001:db8::1]:53 192.0.2.1:5353\n}";
     let builder = TestServer::builder(lines);
     let primaries: Vec<String> = builder.upstreams.iter().map(|(address, _)| address.to_string()).collect();
     assert_eq!(primaries, ["192.0.2.1:53", "[2001:db8::1]:53", "[2001:db8::1]:53", "192.0.2.1:5353"]);
@@ -158,7 +159,11 @@ impl Fixture {
     }
 
     async fn check(&self) {
-        self.zone.check_now(&self.server.shared.secondaries).await;
+        self.zone.check_now(&self.following()).await;
+    }
+
+    fn following(&self) -> Following {
+        Following { secondaries: self.server.shared.secondaries.clone(), key: None }
     }
 
     async fn address(&self) -> String {
@@ -266,9 +271,7 @@ async fn notify_causes_a_check_at_once() {
     let primary = Primary::of_zone(&serial, &transfers).await;
     let fixture = Fixture::new(&[primary.address], "");
     let stop = CancellationToken::new();
-    let following = tokio::spawn(
-        Arc::clone(&fixture.zone).follow(fixture.server.shared.secondaries.clone(), stop.clone()),
-    );
+    let following = tokio::spawn(Arc::clone(&fixture.zone).follow(fixture.following(), stop.clone()));
     for serial_now in [5, 6, 7] {
         serial.store(serial_now, Ordering::Relaxed);
         fixture.notify("127.0.0.1", "example.org.").await;

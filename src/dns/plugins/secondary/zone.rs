@@ -1,6 +1,7 @@
 //! A zone of primary servers, which is kept up to date.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,9 +19,10 @@ use tracing::{error, info, warn};
 
 use super::client::{self, ClientError};
 use super::saved::{NewCopy, SavedZone};
-use super::schedule::{Failure, Schedule, Timers};
+use super::schedule::{Expiry, Failure, Schedule, Timers};
 use crate::boot_clock::{self, Clock};
 use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::tsig::Key;
 use crate::dns::plugins::file::zone_map::{Lack, ServedZone};
 use crate::dns::zone::transferred::is_newer;
 use crate::model::line_limit::LineLimit;
@@ -50,6 +52,7 @@ pub(super) struct SecondaryZone {
     saved: Option<SavedZone>,
     /// Held by the task that keeps the zone up to date: several blocks may have the zone.
     state: tokio::sync::Mutex<State>,
+    expiry: Mutex<Expiry>,
     /// Wakes the task after NOTIFY.
     notified: Notify,
     /// The primary server that has sent the last NOTIFY.
@@ -64,6 +67,14 @@ struct State {
     /// The text about the last check, if it failed.
     failure: Option<String>,
     lines: LineLimit,
+}
+
+/// What a block keeps a zone up to date with.
+#[derive(Clone, Debug)]
+pub(super) struct Following {
+    pub(super) secondaries: Secondaries,
+    /// Signs the questions, and checks the answers.
+    pub(super) key: Option<Arc<Key>>,
 }
 
 /// What a primary server has said.
@@ -117,12 +128,18 @@ impl Secondaries {
             lines: LineLimit::new(FAILURE_LINES),
         };
         let served = Arc::new(ServedZone::new(origin, Lack::Transfer));
-        let problem = saved.as_ref().and_then(|saved| self.restore(&served, saved, &mut state));
+        let mut expiry = Expiry::default();
+        let problem = saved.as_ref().and_then(|saved| {
+            let restored = self.restore(&served, saved, &mut expiry);
+            state.is_saved = restored == Ok(true);
+            restored.err()
+        });
         let zone = Arc::new(SecondaryZone {
             served,
             primaries,
             saved,
             state: tokio::sync::Mutex::new(state),
+            expiry: Mutex::new(expiry),
             notified: Notify::new(),
             notifier: Mutex::default(),
         });
@@ -130,29 +147,24 @@ impl Secondaries {
         (zone, problem)
     }
 
-    /// Serves a zone from its copy. Returns what is wrong with the copy.
-    fn restore(&self, served: &ServedZone, saved: &SavedZone, state: &mut State) -> Option<String> {
+    /// Serves a zone from its copy. Returns whether there is one, or what is wrong with it.
+    fn restore(&self, served: &ServedZone, saved: &SavedZone, expiry: &mut Expiry) -> Result<bool, String> {
         let (origin, path) = (served.origin(), saved.path().display());
-        match saved.read(origin, SystemTime::now()) {
-            Ok(None) => None,
-            Err(error) => Some(format!("{path}: {error}; the zone {origin} has to be transferred first")),
-            Ok(Some((zone, age))) => {
-                let Some(left) = Timers::of(&zone).expire.checked_sub(age).filter(|left| !left.is_zero())
-                else {
-                    served.withdraw(Lack::Expired);
-                    return Some(format!("{path}: the zone {origin} has expired, {} s ago", age.as_secs()));
-                };
-                state.schedule.expire_after((self.clock)(), left);
-                state.is_saved = true;
-                let (serial, records) = (zone.serial(), zone.number_of_records());
-                info!(
-                    "zone {origin}: serial {serial}, {records} records from {path}, {} s old",
-                    age.as_secs()
-                );
-                served.serve(zone);
-                None
-            }
+        let read = saved.read(origin, SystemTime::now());
+        let read =
+            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
+        let Some((zone, age)) = read else { return Ok(false) };
+        let left = Timers::of(&zone).expire.saturating_sub(age);
+        let seconds = age.as_secs();
+        if left.is_zero() {
+            served.withdraw(Lack::Expired);
+            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
         }
+        expiry.confirm((self.clock)(), left);
+        let (serial, records) = (zone.serial(), zone.number_of_records());
+        info!("zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago");
+        served.serve(zone);
+        Ok(true)
     }
 }
 
@@ -175,47 +187,64 @@ impl SecondaryZone {
     }
 
     /// Keeps the zone up to date until `stop` is cancelled.
-    pub(super) async fn follow(self: Arc<Self>, secondaries: Secondaries, stop: CancellationToken) {
-        let following = async {
+    pub(super) async fn follow(self: Arc<Self>, following: Following, stop: CancellationToken) {
+        let endless = async {
             let mut state = self.state.lock().await;
             loop {
-                self.next(&mut state, &secondaries).await;
+                self.next(&mut state, &following).await;
             }
         };
-        stop.run_until_cancelled(following).await;
+        stop.run_until_cancelled(endless).await;
     }
 
     /// Waits for the next event of the zone, and deals with it.
-    async fn next(&self, state: &mut State, secondaries: &Secondaries) {
-        let now = (secondaries.clock)();
-        if state.schedule.has_expired(now) {
-            let origin = self.served.origin();
-            self.served.withdraw(Lack::Expired);
-            error!("zone {origin}: it has expired, because no primary server has confirmed it in time");
-            return;
-        }
-        if state.schedule.is_due(now) {
-            return self.check(state, secondaries).await;
-        }
+    async fn next(&self, state: &mut State, following: &Following) {
+        let clock = following.secondaries.clock;
+        let event = async {
+            if state.schedule.is_due(clock()) {
+                return self.check(state, following).await;
+            }
+            tokio::select! {
+                () = sleep(state.schedule.pause(clock())) => {}
+                () = self.notified.notified() => state.schedule.notify(clock()),
+            }
+        };
         tokio::select! {
-            () = sleep(state.schedule.pause(now)) => {}
-            () = self.notified.notified() => state.schedule.notify((secondaries.clock)()),
+            biased;
+            never = self.expire(clock) => match never {},
+            () = event => {}
+        }
+    }
+
+    /// Stops serving the zone when it expires, also during a check.
+    async fn expire(&self, clock: Clock) -> Infallible {
+        loop {
+            let now = clock();
+            if self.expiry.lock().has_come(now) {
+                self.served.withdraw(Lack::Expired);
+                let origin = self.served.origin();
+                error!("zone {origin}: it has expired, because no primary server has confirmed it in time");
+            }
+            let pause = self.expiry.lock().pause(now);
+            sleep(pause).await;
         }
     }
 
     /// Asks the primary servers in turn, the sender of NOTIFY first, until one has the zone.
-    async fn check(&self, state: &mut State, secondaries: &Secondaries) {
+    async fn check(&self, state: &mut State, following: &Following) {
         let notifier = self.notifier.lock().take();
         let is_notifier = |primary: &&SocketAddr| Some(primary.ip().to_canonical()) == notifier;
         let (first, rest): (Vec<&SocketAddr>, Vec<_>) = self.primaries.iter().partition(is_notifier);
         let (mut errors, mut failure) = (Vec::new(), Failure::NoAnswer);
         for primary in first.into_iter().chain(rest) {
-            let asked = (secondaries.clock)();
-            match self.ask(*primary, secondaries).await {
+            let asked = (following.secondaries.clock)();
+            match self.ask(*primary, following).await {
                 Ok(checked) => {
                     if let Some(zone) = self.served.zone() {
-                        let now = (secondaries.clock)();
-                        state.schedule.confirm(asked, now, Timers::of(&zone), jitter());
+                        let now = (following.secondaries.clock)();
+                        let timers = Timers::of(&zone);
+                        self.expiry.lock().confirm(asked, timers.expire);
+                        state.schedule.confirm(now, timers, jitter());
                     }
                     return self.confirmed(state, *primary, checked).await;
                 }
@@ -229,7 +258,7 @@ impl SecondaryZone {
         }
         let zone = self.served.zone();
         let timers = zone.as_deref().map(Timers::of);
-        state.schedule.fail((secondaries.clock)(), failure, timers, jitter());
+        state.schedule.fail((following.secondaries.clock)(), failure, timers, jitter());
         let stays = if zone.is_some() { "the zone before stays: " } else { "" };
         let text = stays.to_owned() + &errors.join("; ");
         if state.failure.as_ref() != Some(&text) && state.lines.take(Instant::now()).is_some() {
@@ -239,7 +268,7 @@ impl SecondaryZone {
     }
 
     /// Asks a primary server, and serves the zone that it has if that is newer.
-    async fn ask(&self, primary: SocketAddr, secondaries: &Secondaries) -> Result<Checked, ClientError> {
+    async fn ask(&self, primary: SocketAddr, following: &Following) -> Result<Checked, ClientError> {
         let origin = whole_wire_name(self.served.origin());
         let own = self.served.zone().map(|zone| zone.serial());
         let check = |theirs| match own {
@@ -247,13 +276,13 @@ impl SecondaryZone {
             Some(own) if !is_newer(theirs, own) => Err(ClientError::Older { theirs, own }),
             _ => Ok(true),
         };
-        if own.is_some() && !check(client::serial(primary, &origin).await?)? {
+        if own.is_some() && !check(client::serial(primary, &origin, following.key.clone()).await?)? {
             return Ok(Checked::Current);
         }
         // The semaphore is never closed.
-        let _permit = secondaries.transfers.acquire().await;
+        let _permit = following.secondaries.transfers.acquire().await;
         let copy = self.new_copy().await;
-        let (zone, copy) = client::transfer(primary, &origin, copy).await?;
+        let (zone, copy) = client::transfer(primary, &origin, following.key.clone(), copy).await?;
         if !check(zone.serial())? {
             return Ok(Checked::Current);
         }

@@ -1,16 +1,16 @@
-use std::sync::Arc;
-
+use hickory_proto::rr::Name;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
 use super::*;
+use crate::dns::message::tsig::Algorithm;
 use crate::dns::plugins::secondary::tests::{ORIGIN, Primary, answer, framed, soa, whole_zone};
 
 /// Transfers a zone from a server that sends what `script` returns. Returns the serial, or the error.
 async fn outcome(script: impl Fn(u16, RecordType) -> Vec<u8> + Send + Sync + 'static) -> String {
     let primary = Primary::start(Box::new(script)).await;
-    match transfer(primary.address, ORIGIN, None).await {
+    match transfer(primary.address, ORIGIN, None, None).await {
         Ok((zone, _)) => format!("serial {}", zone.serial()),
         Err(error) => error.to_string(),
     }
@@ -64,11 +64,31 @@ async fn hostile_server_gets_no_zone_accepted() {
 #[tokio::test]
 async fn serial_is_asked_for_by_tcp() {
     let primary = Primary::start(Box::new(|id, qtype| framed(&answer(id, qtype, &[&soa(9)])))).await;
-    assert_eq!(serial(primary.address, ORIGIN).await.unwrap(), 9);
+    assert_eq!(serial(primary.address, ORIGIN, None).await.unwrap(), 9);
     let address = primary.end().await;
-    let error = serial(address, ORIGIN).await.unwrap_err();
+    let error = serial(address, ORIGIN, None).await.unwrap_err();
     assert_eq!(error.failure(), Failure::NoAnswer);
     assert!(error.to_string().starts_with("no connection: "), "{error}");
+}
+
+#[tokio::test]
+async fn answer_without_a_signature_is_refused_with_a_key() {
+    let primary = Primary::start(Box::new(|id, qtype| match qtype {
+        RecordType::SOA => framed(&answer(id, qtype, &[&soa(9)])),
+        _ => whole_zone(id, 9),
+    }));
+    let (primary, name) = (primary.await, Name::from_ascii("key.").unwrap());
+    let key = Arc::new(Key::new(&name, Algorithm::Sha256, b"secret").unwrap());
+    let errors = [
+        serial(primary.address, ORIGIN, Some(Arc::clone(&key))).await.unwrap_err(),
+        transfer(primary.address, ORIGIN, Some(key), None).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(
+            (error.to_string().as_str(), error.failure()),
+            ("a message isn't signed", Failure::NoAnswer)
+        );
+    }
 }
 
 /// A server sends the beginning of a transfer, and nothing more.
@@ -90,7 +110,7 @@ async fn server_that_falls_silent_is_given_up() {
         }
     };
     tokio::select! {
-        ended = transfer(address, ORIGIN, None) => {
+        ended = transfer(address, ORIGIN, None, None) => {
             assert_eq!(ended.unwrap_err().to_string(), "no message within 20 s");
         }
         () = serving => {}
