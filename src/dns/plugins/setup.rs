@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
 use super::secondary::zone::Secondaries;
-use super::transfer::TransferSlots;
+use super::transfer::slots::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};

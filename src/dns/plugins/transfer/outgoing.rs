@@ -10,49 +10,13 @@ use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
+use super::slots::TransferSlot;
 use crate::dns::chain::zone_state::{ZoneRecord, ZoneState};
 use crate::dns::message::presentation::lower_name_text;
 use crate::model::line_limit::LineLimit;
 
-/// The maximum number of transfers at once in the process.
-const MAX_TRANSFERS: usize = 4;
 /// The maximum number of lines per minute about transfers of a block.
 const MAX_LINES: usize = 60;
-
-/// The places for transfers, which all blocks share.
-#[derive(Debug, Default)]
-pub struct TransferSlots(Mutex<Vec<IpAddr>>);
-
-/// The place of a client's transfer; dropping it releases the place.
-#[derive(Debug)]
-pub(super) struct TransferSlot {
-    slots: Arc<TransferSlots>,
-    client: IpAddr,
-}
-
-impl TransferSlots {
-    /// Returns a place for a client's transfer.
-    ///
-    /// # Errors
-    /// Returns why there is none.
-    pub(super) fn take(self: &Arc<Self>, client: IpAddr) -> Result<TransferSlot, &'static str> {
-        let mut clients = self.0.lock();
-        if clients.contains(&client) {
-            return Err("it has another transfer under way");
-        }
-        if clients.len() >= MAX_TRANSFERS {
-            return Err("too many transfers are under way");
-        }
-        clients.push(client);
-        Ok(TransferSlot { slots: Arc::clone(self), client })
-    }
-}
-
-impl Drop for TransferSlot {
-    fn drop(&mut self) {
-        self.slots.0.lock().retain(|client| *client != self.client);
-    }
-}
 
 /// The log lines about transfers of a block, with limits.
 #[derive(Debug)]
