@@ -11,23 +11,12 @@ use lb_linker::dns::server::config::configure;
 use lb_linker::store::{OnGone, Store};
 
 /// A secret of the seeds, which no error may show.
-const SECRET: &str = "c2VjcmV0IG9mIHhmcg==";
+pub const SECRET: &str = "c2VjcmV0IG9mIHhmcg==";
 
 /// A directory with a file of keys.
 pub struct KeyFiles {
     context: ServerContext,
     directory: PathBuf,
-}
-
-/// Returns files with keys.
-pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let bind = format!("key \"xfr.example\" {{\n\talgorithm hmac-sha256;\n\tsecret \"{SECRET}\";\n}};\n");
-    let several =
-        format!("key a. {{ secret {SECRET}; }};\nkey b {{ algorithm hmac-sha1; secret \"AAAA\"; }}\n");
-    let comments = format!("# one\n// two\n/* three\n*/ {bind} // four");
-    [("bind", bind), ("several", several), ("comments", comments)]
-        .map(|(name, text)| (name, text.into_bytes()))
-        .into()
 }
 
 impl KeyFiles {

@@ -344,14 +344,14 @@ fn mutated_signatures_are_accepted_only_unchanged() {
 #[test]
 fn mutated_key_files_are_read_or_refused_with_a_place() {
     let files = key_file::KeyFiles::start();
-    for (name, seed) in key_file::seeds() {
+    for (name, seed) in seeds::key_files() {
         assert_eq!(files.try_file(&seed), Ok("right"), "{name}");
     }
     let start = || {
         let files = key_file::KeyFiles::start();
         move |bytes: &[u8], _: usize| files.try_file(bytes).map(str::to_owned)
     };
-    let tally = try_all(key_file::seeds(), KEY_FILES, start);
+    let tally = try_all(seeds::key_files(), KEY_FILES, start);
     assert_mixed(&tally, KEY_FILES, &["wrong", "right"]);
 }
 
@@ -363,7 +363,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
-        ("keys", owned(key_file::seeds())),
+        ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),

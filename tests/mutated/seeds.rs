@@ -8,6 +8,8 @@ use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{self, CNAME, NS, NULL, SOA};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
+use crate::key_file::SECRET;
+
 /// The name of a seed's file, and its content.
 pub type Seed = (&'static str, Vec<u8>);
 
@@ -249,6 +251,17 @@ fn other_messages() -> Vec<Seed> {
             }),
         ),
     ]
+}
+
+/// Returns files with keys.
+pub fn key_files() -> Vec<Seed> {
+    let bind = format!("key \"xfr.example\" {{\n\talgorithm hmac-sha256;\n\tsecret \"{SECRET}\";\n}};\n");
+    let several =
+        format!("key a. {{ secret {SECRET}; }};\nkey b {{ algorithm hmac-sha1; secret \"AAAA\"; }}\n");
+    let comments = format!("# one\n// two\n/* three\n*/ {bind} // four");
+    [("bind", bind), ("several", several), ("comments", comments)]
+        .map(|(name, text)| (name, text.into_bytes()))
+        .into()
 }
 
 /// Returns replies of upstreams to a query for `t.example`.

@@ -1,11 +1,16 @@
 //! The TSIG record in wire form (RFC 8945 section 4.2).
 
-use super::{CLASS_AND_TTL, TsigError, Variables, time_octets};
+use super::error::TsigError;
+use super::key::Hashing;
 use crate::dns::message::header::HEADER;
 use crate::dns::message::wire_name;
 use crate::model::names;
 
+/// How far the clocks of two peers may differ, in seconds (RFC 8945 section 10).
+pub(super) const FUDGE: u16 = 300;
 const TSIG: u16 = 250;
+/// Class ANY, and TTL 0.
+const CLASS_AND_TTL: [u8; 6] = [0, 255, 0, 0, 0, 0];
 /// Type, class, TTL and data length.
 const FIXED: usize = 10;
 /// The octets of the data beside the algorithm, the MAC and the other data.
@@ -109,15 +114,21 @@ impl TsigRecord {
         self.key.len() + FIXED + self.algorithm.len() + DATA_FIXED + mac + other
     }
 
-    pub(super) fn variables(&self) -> Variables<'_> {
-        Variables {
-            key: &self.key,
-            algorithm: &self.algorithm,
-            time: self.time,
-            fudge: self.fudge,
-            error: self.error,
-            other: &self.other,
-        }
+    /// Hashes what is signed beside the messages (RFC 8945 section 4.3.3).
+    pub(super) fn hash(&self, hashing: &mut Hashing) {
+        hashing.update(&self.key);
+        hashing.update(&CLASS_AND_TTL);
+        hashing.update(&self.algorithm);
+        self.hash_timers(hashing);
+        hashing.update(&self.error.to_be_bytes());
+        hashing.update(&u16::try_from(self.other.len()).unwrap_or_default().to_be_bytes());
+        hashing.update(&self.other);
+    }
+
+    /// Hashes what is signed in the second and the further messages of a reply (RFC 8945 section 5.3.1).
+    pub(super) fn hash_timers(&self, hashing: &mut Hashing) {
+        hashing.update(&time_octets(self.time));
+        hashing.update(&self.fudge.to_be_bytes());
     }
 
     /// Appends the record to a message with a header.
@@ -153,4 +164,10 @@ fn add_to_additionals(message: &mut [u8], change: i16) {
         let changed = u16::from_be_bytes([count[0], count[1]]).saturating_add_signed(change);
         count.copy_from_slice(&changed.to_be_bytes());
     }
+}
+
+/// Returns a time as an unsigned integer of 48 bits.
+pub(super) fn time_octets(time: u64) -> [u8; 6] {
+    let [_, _, octets @ ..] = time.to_be_bytes();
+    octets
 }

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
-use super::record::{self, TsigRecord};
-use super::{FUDGE, Hashing, Key, MAX_UNSIGNED, TsigError};
+use super::error::TsigError;
+use super::key::{Hashing, Key};
+use super::record::{self, FUDGE, TsigRecord};
+
+/// The maximum number of messages without a signature between two messages with one (RFC 8945 section 5.3.1).
+const MAX_UNSIGNED: usize = 99;
 
 /// Checks the messages of the reply to a signed request, in their order.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ impl ReplyChecker {
     #[must_use]
     pub fn sign(key: Arc<Key>, request: &mut Vec<u8>, now: u64) -> Self {
         let mut record = TsigRecord {
-            key: key.name.to_vec(),
+            key: key.name().to_vec(),
             algorithm: key.algorithm.wire_name(),
             time: now,
             fudge: FUDGE,
@@ -32,7 +36,7 @@ impl ReplyChecker {
         };
         let mut hashing = key.hashing(key.algorithm);
         hashing.update(request);
-        record.variables().hash(&mut hashing);
+        record.hash(&mut hashing);
         record.mac = hashing.finish();
         record.push(request);
         let hashing = after(&key, &record.mac);
@@ -54,7 +58,7 @@ impl ReplyChecker {
             return Ok(());
         };
         let algorithm = self.key.algorithm;
-        if record.key != *self.key.name || record.algorithm != algorithm.wire_name() {
+        if record.key != *self.key.name() || record.algorithm != algorithm.wire_name() {
             return Err(TsigError::BadKey);
         }
         if record.mac.is_empty() && record.error != 0 {
@@ -66,9 +70,9 @@ impl ReplyChecker {
         let mut hashing = std::mem::replace(&mut self.hashing, after(&self.key, &record.mac));
         hashing.update_with_message(message, start, record.original_id);
         if self.is_first {
-            record.variables().hash(&mut hashing);
+            record.hash(&mut hashing);
         } else {
-            record.variables().hash_timers(&mut hashing);
+            record.hash_timers(&mut hashing);
         }
         if !hashing.is(&record.mac) {
             return Err(TsigError::BadSig);

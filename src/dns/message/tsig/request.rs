@@ -5,9 +5,13 @@ use std::sync::Arc;
 use hickory_proto::rr::Name;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::record::{self, TsigRecord};
-use super::{Algorithm, FUDGE, Hashing, Key, MIN_MAC, TsigError, TsigKeys, time_octets};
+use super::error::TsigError;
+use super::key::{Algorithm, Hashing, Key, TsigKeys};
+use super::record::{self, FUDGE, TsigRecord, time_octets};
 use crate::dns::message::presentation::lower_name_text;
+
+/// The length of the shortest MAC of any algorithm, in octets (RFC 8945 section 5.2.2.1).
+const MIN_MAC: usize = 10;
 
 /// A signed request, after the check of its signature.
 #[derive(Clone, Debug)]
@@ -44,7 +48,7 @@ pub fn check_request(message: &[u8], keys: &TsigKeys, now: u64) -> CheckedReques
     let keyed = key.hashing(algorithm);
     let mut hashing = keyed.clone();
     hashing.update_with_message(message, start, record.original_id);
-    record.variables().hash(&mut hashing);
+    record.hash(&mut hashing);
     if !hashing.is(&record.mac) {
         return refused(TsigError::BadSig, None, record);
     }
@@ -117,9 +121,9 @@ impl Signer {
         hashing.update_with_prior(&prior);
         hashing.update(message);
         if self.is_first {
-            record.variables().hash(&mut hashing);
+            record.hash(&mut hashing);
         } else {
-            record.variables().hash_timers(&mut hashing);
+            record.hash_timers(&mut hashing);
         }
         self.is_first = false;
         record.mac = hashing.finish();

@@ -1,10 +1,14 @@
 //! The MACs in these tests were computed by dnspython 2.9.2.
 
+use std::sync::Arc;
+
 use hickory_proto::op::{Message, Query};
 use hickory_proto::rr::{Name, RecordType};
 
 use super::record::{TsigRecord, find, is_signed};
 use super::*;
+use crate::dns::message::zone_set::ZoneSet;
+use crate::model::names;
 
 const TIME: u64 = 1_700_000_000;
 
@@ -167,7 +171,7 @@ fn at_most_99_messages_of_a_transfer_lack_a_signature() {
         let mut last = message(200);
         hashing.update(&last);
         let mut record = TsigRecord { time: TIME + 1, ..prior };
-        record.variables().hash_timers(&mut hashing);
+        record.hash_timers(&mut hashing);
         record.mac = hashing.finish();
         record.push(&mut last);
         if expected {

@@ -133,8 +133,8 @@ impl<'a> Words<'a> {
             let rest = &self.text[self.at..];
             let length = if rest.starts_with('#') || rest.starts_with("//") {
                 rest.find('\n').unwrap_or(rest.len())
-            } else if rest.starts_with("/*") {
-                let end = rest[2..].find("*/");
+            } else if let Some(comment) = rest.strip_prefix("/*") {
+                let end = comment.find("*/");
                 end.ok_or_else(|| self.position().error("the comment has no */"))? + 4
             } else {
                 rest.find(|c: char| !c.is_whitespace()).unwrap_or(rest.len())

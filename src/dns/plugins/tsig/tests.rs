@@ -10,9 +10,9 @@ use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::message::tsig::{Key, ReplyChecker};
 use crate::dns::net::Protocol;
 use crate::dns::plugins::setup::ServerContext;
-use crate::dns::plugins::tests::support::TestServer;
+use crate::dns::plugins::tests::support::{TestServer, link};
 use crate::dns::server::config::first_handler;
-use crate::store::{OnGone, Store};
+use crate::store::{Input, OnGone, Store};
 
 /// `the secret of xfr.`, in Base64.
 const SECRET: &str = "dGhlIHNlY3JldCBvZiB4ZnIu";
@@ -208,6 +208,28 @@ async fn alias_leads_no_unsigned_request_to_a_required_name() {
         assert_eq!(unsigned.answers.len(), 1, "{unsigned}");
         let (reply, _) = ask(&handler, &asked, key("xfr.", b"other"), Protocol::Udp).await;
         assert_eq!(reply.answers.len(), 1, "{reply}");
+    }
+}
+
+#[tokio::test]
+async fn target_of_a_link_needs_the_signature_of_its_block() {
+    let context = TestServer::corefile(&format!(
+        "lb.internal {{\nlb_linker\n}}\n. {{\ntsig {{\n{KEY}\nrequire all\n}}\n{ANSWER}\n}}\n"
+    ));
+    let store = &context.shared.store;
+    store.set_zones([&name("lb.internal.")]);
+    store.replace(None, vec![link("web", "t.example.")], vec![], &Default::default());
+    store.set_known(Input::Services);
+    let mut signed = context.clone();
+    let mut message = query("web.default.lb.internal.", RecordType::A).to_vec().unwrap();
+    let _ = ReplyChecker::sign(right_key(), &mut message, now());
+    signed.request.signed = Some(message.into());
+    for _ in 0..2 {
+        for (context, has_address) in [(&context, false), (&signed, true)] {
+            let answer = context.ask("web.default.lb.internal. A").await;
+            assert!(answer.contains("CNAME t.example."), "{answer}");
+            assert_eq!(answer.contains("192.0.2.1"), has_address, "{answer}");
+        }
     }
 }
 
