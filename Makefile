@@ -8,7 +8,7 @@ RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := corefile keys manifest question reply rules snapshot stream tsig watch
+FUZZ_TARGETS := corefile keys manifest question reply rules snapshot stream transfer tsig watch
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,8 +68,9 @@ soak: build control-plane ## disturb two replicas at random for an hour at 2,000
 	    LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/soak/lb-linker" \
 	    cargo test --locked --test e2e -- --exact model::soak::soak_answers_match_the_model --nocapture
 
-peers: build ## transfer zones to BIND, Knot and NSD (needs the Debian packages bind9, bind9-dnsutils, knot, nsd)
+peers: build ## transfer zones to BIND, Knot and NSD, and from them (needs the Debian packages bind9, bind9-dnsutils, knot, nsd)
 	tests/transfers/peers
+	tests/transfers/primaries
 
 lint: has-linker ## check format, lock files, lints, documentation, and the licenses and sources of dependencies
 	cargo fmt --check

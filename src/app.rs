@@ -136,6 +136,9 @@ fn server_context(
     context.own_addresses = crate::dns::server::ns_addresses::of_this_server;
     context.has_own_cluster = flags.manifests.is_none();
     context.remotes = flags.remote.names();
+    if let Some(snapshot) = &flags.snapshot {
+        context.secondaries.keep_beside(snapshot);
+    }
     Ok((context, queue))
 }
 

@@ -11,4 +11,4 @@ pub mod response_cache;
 pub mod server;
 pub mod transport;
 pub mod upstream;
-mod zone;
+pub mod zone;

@@ -10,6 +10,7 @@
 pub mod admin;
 pub mod api;
 pub mod app;
+pub(crate) mod boot_clock;
 pub mod cli;
 pub mod commands;
 pub mod compare;

@@ -23,8 +23,8 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
 //! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway,
-//! k8s_external, kubernetes, file, auto, loop, forward, erratic, whoami.
+//! tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
+//! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -72,6 +72,7 @@ mod refusals;
 mod reload;
 mod rewrite;
 mod root;
+mod secondary;
 mod template;
 mod timeouts;
 mod tls;
@@ -148,7 +149,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("kubernetes", Some(kubernetes::set_up)),
     ("file", Some(file::set_up)),
     ("auto", Some(auto::set_up)),
-    ("secondary", None),
+    ("secondary", Some(secondary::set_up)),
     ("etcd", None),
     ("loop", Some(r#loop::set_up)),
     ("forward", Some(forward::set_up)),

@@ -7,8 +7,9 @@ mod lookup;
 mod reader;
 pub(super) mod record;
 mod transfer;
+pub mod transferred;
 mod word;
 
-pub(super) use data::Zone;
+pub use data::Zone;
 pub(super) use lookup::Found;
 pub(super) use reader::FileVersion;

@@ -46,20 +46,26 @@ pub fn check_path(path: &Path) -> Result<(), PathError> {
 /// Returns the content of the file; `None` if there is no file. Of a file larger than [`MAX_BYTES`] only the first
 /// `MAX_BYTES` + 1 bytes are read, which `decode` refuses.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let Some(file) = open(path)? else { return Ok(None) };
+    let size = usize::try_from(file.metadata()?.len()).unwrap_or(MAX_BYTES).min(MAX_BYTES);
+    let mut bytes = Vec::with_capacity(size + 1);
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Opens a regular file; `None` if there is no file.
+pub(crate) fn open(path: &Path) -> io::Result<Option<File>> {
     // Without O_NONBLOCK, opening a pipe would wait for a writer.
     let opened = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
     let file = match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "it isn't a file"));
+    if file.metadata()?.is_file() {
+        Ok(Some(file))
+    } else {
+        Err(io::Error::new(ErrorKind::InvalidInput, "it isn't a file"))
     }
-    let size = usize::try_from(metadata.len()).unwrap_or(MAX_BYTES).min(MAX_BYTES);
-    let mut bytes = Vec::with_capacity(size + 1);
-    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
 }
 
 /// Appends `.damaged` to the name of a file, and replaces an earlier file of that name. Returns the new path.
@@ -69,30 +75,58 @@ pub(super) fn rename_damaged(path: &Path) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// Replaces the content of the file atomically: after a crash the file has either the old or the new content. After an
-/// error the file is unchanged.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = beside(path, ".tmp");
-    let replaced = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
-    if replaced.is_err() {
-        // An incomplete temporary file would take the space that the next try needs.
-        let _ = fs::remove_file(&temporary);
-    }
-    replaced?;
-    // Without this sync a crash may bring the old content back. Not every file system can sync a directory.
-    let _ = File::open(directory_of(path)).and_then(|directory| directory.sync_all());
-    Ok(())
+/// A file that is written beside another one, and replaces it atomically: after a crash the file has either the old or
+/// the new content. It is removed if it is dropped before.
+#[derive(Debug)]
+pub(crate) struct NewFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    file: File,
+    is_renamed: bool,
 }
 
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // An earlier process may have ended while it wrote this temporary file.
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
+impl NewFile {
+    /// Creates an empty file, which only its owner can read, for the content of the file at `path`.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let temporary = beside(path, ".tmp");
+        // An earlier process may have ended while it wrote this temporary file.
+        match fs::remove_file(&temporary) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        Ok(Self { path: path.to_owned(), temporary, file, is_renamed: false })
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+
+    pub(crate) fn file(&mut self) -> &mut File {
+        &mut self.file
+    }
+
+    /// Replaces the file at the path. After an error that file is unchanged.
+    pub(crate) fn replace(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.temporary, &self.path)?;
+        self.is_renamed = true;
+        // Without this sync a crash may bring the old content back. Not every file system can sync a directory.
+        let _ = File::open(directory_of(&self.path)).and_then(|directory| directory.sync_all());
+        Ok(())
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.is_renamed {
+            // An incomplete temporary file would take the space that the next try needs.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Replaces the content of the file, as [`NewFile`] does.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut new = NewFile::create(path)?;
+    new.file().write_all(bytes)?;
+    new.replace()
 }
 
 fn directory_of(path: &Path) -> &Path {

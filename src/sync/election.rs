@@ -3,7 +3,6 @@
 //! `elector` makes the decisions and does no I/O. [`Election::run`] sends the requests to the API server. Each writer
 //! checks a [`Leadership`] before it writes. Losing the lease stops the writes and nothing else.
 
-mod clock;
 mod elector;
 mod fence;
 mod leadership;
@@ -35,10 +34,10 @@ use super::k8s::forbidden::LastingRefusal;
 use super::k8s::labels::FIELD_MANAGER;
 use super::task::backoff::Backoff;
 use super::task::supervisor::SyncError;
+use crate::boot_clock::{self, BootInstant, Clock};
 use crate::metrics::{MetricGroup, registered};
 use crate::readiness::{LeaderAbsence, Readiness};
 use crate::sync::k8s::metrics::ApiMetrics;
-use clock::{BootInstant, Clock};
 use elector::{ElectionStep, Elector, LeaderEvent, Pod};
 use fence::Fence;
 use leadership::LeaderStatus;
@@ -144,7 +143,7 @@ impl Election {
         let holder = format!("{}_{:08x}", election_config.identity, rand::random::<u32>());
         let leader_status = watch::Sender::new(LeaderStatus::default());
         let settled = watch::Sender::new(false);
-        let (fence, clock) = (Arc::default(), clock::now as Clock);
+        let (fence, clock) = (Arc::default(), boot_clock::now as Clock);
         Self {
             client,
             availability,

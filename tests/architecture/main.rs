@@ -17,9 +17,10 @@ use proc_macro2::{TokenStream, TokenTree};
 
 /// The folders in their order: each folder may use the folders before it. `sync` and `dns` don't use each other; both
 /// use `store`. `app`, `commands`, `main.rs` and `lib.rs` come last.
-const FOLDERS: [&str; 42] = [
+const FOLDERS: [&str; 43] = [
     "model",
     "api",
+    "boot_clock",
     "metrics",
     "object_log",
     "readiness",

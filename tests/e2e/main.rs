@@ -55,6 +55,7 @@ mod release;
 mod remote;
 mod remote_access;
 mod scan;
+mod secondary;
 mod secrets;
 mod selection;
 mod sidecar;

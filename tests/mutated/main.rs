@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, signed messages, files with keys,
-//! manifests, answers of the API server, and snapshots.
+//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers, signed messages, files
+//! with keys, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -24,6 +24,7 @@ mod scale;
 mod seeds;
 mod snapshot;
 mod stream;
+mod transfer;
 mod tsig;
 mod watch;
 mod zone;
@@ -49,6 +50,7 @@ const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000,
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
+const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 100_000 };
 const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
 const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
@@ -316,6 +318,16 @@ fn mutated_zone_files_are_answered_or_refused() {
 }
 
 #[test]
+fn mutated_transfers_give_a_whole_zone_or_none() {
+    for (name, seed) in seeds::transfers() {
+        assert_eq!(transfer::try_transfer(&seed), Ok("zone"), "{name}");
+    }
+    let start = || |bytes: &[u8], _: usize| transfer::try_transfer(bytes).map(str::to_owned);
+    let tally = try_all(seeds::transfers(), TRANSFERS, start);
+    assert_mixed(&tally, TRANSFERS, &["refused", "incomplete", "zone"]);
+}
+
+#[test]
 fn mutated_signatures_are_accepted_only_unchanged() {
     let start = || {
         let signatures = tsig::Signatures::start();
@@ -358,6 +370,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("rules", owned(seeds::rules())),
         ("snapshot", owned(object_seeds::snapshots())),
         ("stream", owned(seeds::streams())),
+        ("transfer", owned(seeds::transfers())),
         ("tsig", owned(tsig::seeds())),
         ("watch", owned(object_seeds::watches())),
         ("zone", owned(seeds::zones())),

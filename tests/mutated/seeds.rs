@@ -1,5 +1,5 @@
-//! Seeds of the mutations: valid messages, messages with one defect, TCP streams, Corefiles, and rules of *rewrite* and
-//! *template*.
+//! Seeds of the mutations: valid messages, messages with one defect, TCP streams, zone transfers, Corefiles, and rules of
+//! *rewrite* and *template*.
 
 use std::fs;
 
@@ -388,6 +388,44 @@ pub fn zones() -> Vec<Seed> {
                 "@ NSEC b NS SOA RRSIG NSEC\n@ RRSIG SOA 13 2 60 20300101000000 20200101000000 1 @ AAAA\nb MX 1 b\nb NSEC @ MX NSEC\nb RRSIG MX 13 3 60 20300101000000 20200101000000 1 @ AAAA\n@ DNSKEY 257 3 13 AAAA\n",
             ),
         ),
+    ]
+}
+
+/// Returns the TCP streams of transfers of `example.org`.
+pub fn transfers() -> Vec<Seed> {
+    let record = |owner: &str, data: RData| Record::from_rdata(name(owner), 3600, data);
+    let soa = || {
+        let (server, host) = (name("ns.example.org."), name("host.example.org."));
+        record("example.org.", RData::SOA(SOA::new(server, host, 7, 7200, 3600, 86_400, 60)))
+    };
+    let v4 = |owner: &str, last: u8| record(owner, RData::A(rdata::A::new(192, 0, 2, last)));
+    let message = |records: Vec<Record>| {
+        let mut message = Message::new(0x1234, MessageType::Response, OpCode::Query);
+        message.add_query(Query::query(name("example.org."), RecordType::AXFR));
+        message.add_answers(records);
+        let bytes = bytes(&message);
+        [&u16::try_from(bytes.len()).unwrap().to_be_bytes(), &bytes[..]].concat()
+    };
+    let ns = || record("example.org.", RData::NS(NS(name("ns.example.org."))));
+    let alias = || record("www.example.org.", RData::CNAME(CNAME(name("a.example.org."))));
+    let other = |rtype: u16, data: &[u8]| {
+        record("a.example.org.", RData::Unknown { code: rtype.into(), rdata: NULL::with(data.to_vec()) })
+    };
+    let several = [vec![soa(), ns()], vec![v4("ns.example.org.", 53), alias()], vec![soa()]];
+    let types = vec![
+        soa(),
+        other(33, b"\x00\x01\x00\x02\x00\x50\x01b\x07example\x03org\x00"),
+        other(64, b"\x00\x01\x00\x00\x01\x00\x03\x02h2"),
+        other(257, b"\x00\x05issuex"),
+        other(65_280, b"\xab\xcd"),
+        soa(),
+    ];
+    let addresses = [vec![soa()], (1..100).map(|last| v4("many.example.org.", last)).collect(), vec![soa()]];
+    vec![
+        ("one-message", message(vec![soa(), ns(), v4("a.example.org.", 1), alias(), soa()])),
+        ("several-messages", several.map(message).concat()),
+        ("types", message(types)),
+        ("addresses", message(addresses.concat())),
     ]
 }
 

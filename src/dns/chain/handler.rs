@@ -126,9 +126,10 @@ async fn check_and_answer(
     let reply = Server::serve(&mut request).await?;
     let edns = request.response_edns(&reply);
     if let Some(records) = reply.stream.as_ref().and_then(RecordStream::take) {
-        let first = MessageSequence::new(&reply, &query, edns.as_ref(), records, request.signer)
-            .ok()
-            .and_then(|mut following| Some((following.next()?.ok()?, Box::new(following))));
+        let signer = request.signer.take();
+        let following = MessageSequence::new(&reply, &query, edns.as_ref(), records, signer);
+        let first =
+            following.ok().and_then(|mut following| Some((following.next()?.ok()?, Box::new(following))));
         let Some((bytes, following)) = first else {
             return server_failure(message).map(EncodedReply::not_reusable);
         };

@@ -46,6 +46,10 @@ impl Ede {
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
         Self { code: 18, text: "names outside the zones aren't resolved for this client" };
+    /// A zone of *secondary* hasn't been transferred yet (RFC 8914 section 4.15).
+    pub const NOT_TRANSFERRED: Self = Self { code: 14, text: "the zone hasn't been transferred yet" };
+    /// A zone of *secondary* has expired (RFC 8914 section 4.25).
+    pub const EXPIRED: Self = Self { code: 24, text: "the zone has expired" };
     /// A chain of targets is a loop, or needs too many look-ups.
     pub const LOOP: Self = Self { code: 0, text: "the targets lead in a circle" };
 

@@ -147,7 +147,7 @@ fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
 }
 
 /// Returns the bytes of the question, if the message has exactly one question and it is complete.
-pub(super) fn question(message: &[u8]) -> Option<&[u8]> {
+pub(crate) fn question(message: &[u8]) -> Option<&[u8]> {
     if message.get(4..6) != Some(&[0, 1]) {
         return None;
     }

@@ -14,9 +14,9 @@ const POINTER: u8 = 0xc0;
 
 /// The position and the length of a name in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WireName {
+pub(crate) struct WireName {
     /// The end of the name's own octets, exclusive: after the root label or after the first pointer.
-    pub(super) end: usize,
+    pub(crate) end: usize,
     /// The length of the name without compression, in octets.
     pub(super) length: usize,
     pub(super) is_compressed: bool,
@@ -24,7 +24,7 @@ pub(super) struct WireName {
 
 /// A name that is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MalformedName {
+pub(crate) struct MalformedName {
     /// Whether a compression pointer was read: then the name depends on its place in the message.
     pub(super) has_pointer: bool,
 }
@@ -35,7 +35,7 @@ pub(super) struct MalformedName {
 ///
 /// # Errors
 /// If the name is malformed.
-pub(super) fn read(
+pub(crate) fn read(
     message: &[u8],
     start: usize,
     is_stable: impl Fn(Range<usize>) -> bool,
@@ -163,7 +163,7 @@ pub(crate) fn first_name(rtype: u16, rdata: &[u8]) -> Option<Vec<u8>> {
 
 /// The form of a record's rdata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RdataForm {
+pub(crate) struct RdataForm {
     /// The length without compression, in octets.
     pub(super) length: usize,
     /// Whether a name that mustn't be compressed is compressed.
@@ -172,7 +172,7 @@ pub(super) struct RdataForm {
 
 /// A part of a record's rdata.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum RdataPart<'a> {
+pub(crate) enum RdataPart<'a> {
     /// Octets outside names.
     Octets(&'a [u8]),
     /// A label of a name; [`Self::EndOfName`] follows the last one.
@@ -184,7 +184,7 @@ pub(super) enum RdataPart<'a> {
 
 impl RdataPart<'_> {
     /// Writes the part without compression.
-    pub(super) fn write(self, to: &mut Vec<u8>) {
+    pub(crate) fn write(self, to: &mut Vec<u8>) {
         match self {
             Self::Octets(octets) => to.extend(octets),
             Self::Label(label) => names::push_label(label, to),
@@ -197,7 +197,7 @@ impl RdataPart<'_> {
 ///
 /// # Errors
 /// If a name in it is malformed.
-pub(super) fn read_rdata(
+pub(crate) fn read_rdata(
     message: &[u8],
     rtype: u16,
     range: Range<usize>,

@@ -45,6 +45,7 @@ mod answer;
 pub(super) mod served;
 #[cfg(test)]
 mod tests;
+pub(super) mod zone_map;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -62,7 +63,8 @@ use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::zone_set::ZoneSet;
 pub(super) use answer::serve;
 pub(super) use served::ZoneRegistry;
-use served::{FileZone, Update, ZoneMap};
+use served::{FileZone, Update};
+use zone_map::ZoneMap;
 
 const NAME: &str = "file";
 pub(super) const RELOAD_INTERVAL: Duration = Duration::from_secs(60);
@@ -71,6 +73,8 @@ const OPTIONS: [&str; 4] = ["reload", "reload_by_mtime", "fallthrough", "upstrea
 #[derive(Debug)]
 struct ZoneFiles {
     zones: ZoneMap,
+    /// The files of the zones: a block that is built again serves the same ones.
+    _files: Vec<Arc<FileZone>>,
     /// The zones in which names that don't exist fall through.
     fallthrough: ZoneSet,
 }
@@ -84,22 +88,25 @@ struct Options {
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let mut options = Options { reload: RELOAD_INTERVAL, by_mtime: false, fallthrough: ZoneSet::default() };
-    let mut zones = ZoneMap::default();
+    let (mut zones, mut files) = (ZoneMap::default(), Vec::<Arc<FileZone>>::new());
     for line in setup.lines {
         read_options(line, &mut options)?;
         let served = served_zones(setup, line, &options)?;
         for zone in &served {
-            if let Some(known) = zones.insert(Arc::clone(zone)) {
-                let (origin, path) = (zone.origin(), known.path().display());
+            if zones.insert(Arc::clone(zone.served())).is_some() {
+                let origin = zone.served().origin();
+                let known = files.iter().find(|known| known.served().origin() == origin);
+                let path = known.map(|known| known.path()).unwrap_or(zone.path()).display();
                 return Err(line.error(format!("the zone {origin} has the file {path} already")));
             }
+            files.push(Arc::clone(zone));
         }
         let (reload, by_mtime) = (options.reload, options.by_mtime);
         if !reload.is_zero() {
             setup.add_task(move |_, stop| served::watch(served, reload, by_mtime, stop));
         }
     }
-    setup.add_reusable(ZoneFiles { zones, fallthrough: options.fallthrough });
+    setup.add_reusable(ZoneFiles { zones, _files: files, fallthrough: options.fallthrough });
     Ok(())
 }
 

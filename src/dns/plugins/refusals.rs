@@ -21,7 +21,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("proxyproto", "isn't supported yet; let the load balancer keep the clients' addresses"),
     ("quic", "isn't supported yet; serve tls://, or put a proxy such as dnsdist before this server"),
     ("route53", "isn't supported; forward the zone to the VPC's resolver, 169.254.169.253"),
-    ("secondary", "isn't supported yet; forward the zone to its primary server"),
     ("sign", "isn't supported; sign the zone's file outside, for example with ldns-signzone"),
     ("trace", "isn't supported; log and prometheus show the duration of queries"),
     ("view", "isn't supported yet; give each group of clients an address or a port, and a block for it"),

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::file::ZoneRegistry;
 use super::r#loop::LoopState;
+use super::secondary::zone::Secondaries;
 use super::transfer::slots::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
@@ -55,6 +56,7 @@ pub struct ServerContext {
     pub stale_caches: StaleCaches,
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
+    pub secondaries: Secondaries,
     pub clusters: ClusterRegistry,
     pub transfer_slots: Arc<TransferSlots>,
     /// The names of the remote clusters, which have domains below the zones of links.
@@ -226,6 +228,7 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
+                secondaries: Secondaries::default(),
                 transfer_slots: Arc::default(),
                 clusters,
                 remotes: Arc::default(),

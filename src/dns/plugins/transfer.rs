@@ -4,7 +4,7 @@
 //!
 //! # Description
 //!
-//! Zones of *file* and *auto* can be transferred, to clients that a line of the plugin lists. Without a line for it, no
+//! Zones of *file*, *auto* and *secondary* can be transferred, to clients that a line of the plugin lists. Without a line for it, no
 //! zone is.
 //!
 //! By TCP and TLS, AXFR (RFC 5936) gets the whole zone. IXFR (RFC 1995) gets the SOA record alone if the client has the
@@ -72,6 +72,7 @@ use crate::dns::message::validity::Section;
 use crate::dns::message::wire::writer::ReplyWriter;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
+use crate::dns::zone::transferred::is_newer;
 use outgoing::{Outgoing, TransferLog};
 use slots::TransferSlots;
 
@@ -229,9 +230,4 @@ fn reply(request: &Request, soa: &ZoneRecord) -> PluginResult {
     let message = message.ok_or_else(|| PluginError::servfail("the answer exceeds 64 KiB"))?;
     reply.records = Records::of_wire(Arc::new(message), request.query.name());
     Ok(reply)
-}
-
-/// Returns whether a serial is newer than another one (RFC 1982 section 3.2).
-fn is_newer(serial: u32, than: u32) -> bool {
-    (1..1 << 31).contains(&serial.wrapping_sub(than))
 }

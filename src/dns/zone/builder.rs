@@ -12,9 +12,9 @@ use super::reader::FileRecord;
 use crate::dns::message::validity::OutdatedFlag;
 
 /// The maximum number of records of a zone.
-const MAX_RECORDS: usize = 1_000_000;
+pub(super) const MAX_RECORDS: usize = 1_000_000;
 /// The maximum size of the names and the data of a zone, in bytes.
-const MAX_OCTETS: usize = 256 << 20;
+pub(super) const MAX_OCTETS: usize = 256 << 20;
 
 /// The records of a zone that have been read so far.
 #[derive(Debug)]
@@ -256,7 +256,7 @@ fn add_distinct(octets: &[u8], same: &[Record], records: &mut Vec<u32>) {
 }
 
 /// Returns whether the data of two SOA records is the same: two names, and 20 octets of numbers.
-fn is_same_soa(one: &[u8], other: &[u8]) -> bool {
+pub(super) fn is_same_soa(one: &[u8], other: &[u8]) -> bool {
     let parts = |data: &'_ [u8]| {
         data.split_last_chunk::<20>().map(|(names, numbers)| (names.to_ascii_lowercase(), *numbers))
     };

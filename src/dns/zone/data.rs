@@ -17,7 +17,7 @@ pub(super) const APEX: NodeId = NodeId(0);
 
 /// A zone, which never changes.
 #[derive(Debug)]
-pub(in crate::dns) struct Zone {
+pub struct Zone {
     /// In wire form, in lower case.
     pub(super) origin: Box<[u8]>,
     /// Names in wire form and in lower case, and data, each after its length in two octets.
@@ -81,7 +81,8 @@ impl Zone {
         (zone, files)
     }
 
-    pub(in crate::dns) fn number_of_records(&self) -> usize {
+    #[must_use]
+    pub fn number_of_records(&self) -> usize {
         self.records.len()
     }
 
@@ -93,6 +94,11 @@ impl Zone {
     /// Returns the serial of the SOA record.
     pub(in crate::dns) fn serial(&self) -> u32 {
         self.soa_number(5)
+    }
+
+    /// Returns the numbers REFRESH, RETRY and EXPIRE of the SOA record, in seconds (RFC 1035 section 3.3.13).
+    pub(in crate::dns) fn timers(&self) -> [u32; 3] {
+        [4, 3, 2].map(|from_last| self.soa_number(from_last))
     }
 
     /// Returns the TTL of the SOA record in a denial: the lesser of its own and of its MINIMUM field (RFC 2308 section

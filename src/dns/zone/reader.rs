@@ -26,7 +26,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// The maximum number of records that `$GENERATE` makes in the files of a zone.
 const MAX_GENERATED: usize = 1_000_000;
 /// The maximum TTL in seconds (RFC 2181 section 8).
-const MAX_TTL: u32 = i32::MAX as u32;
+pub(super) const MAX_TTL: u32 = i32::MAX as u32;
 
 /// The reason why a zone file can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -126,7 +126,7 @@ fn unknown(words: &[Word<'_>]) -> Result<Vec<u8>, String> {
 }
 
 /// Returns whether octets are data of a type, as far as the type is known.
-fn is_valid(rtype: RecordType, data: &[u8]) -> bool {
+pub(super) fn is_valid(rtype: RecordType, data: &[u8]) -> bool {
     let Ok(length) = u16::try_from(data.len()) else { return false };
     RData::read(&mut BinDecoder::new(data), rtype, Restrict::new(length)).is_ok()
         && has_whole_names(u16::from(rtype), data)

@@ -11,10 +11,10 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::{NotUsed, Object};
 use serde::Deserialize;
 
-use super::clock::BootInstant;
 use super::fence::MIN_RENEWAL_PAUSE;
 use super::leadership::{LeaderStatus, LeaseWindow};
 use super::lease::{LeaseOwner, Timing, claim, duration, holder, owner, released, term};
+use crate::boot_clock::BootInstant;
 use crate::sync::election::term::{next_term, unix};
 
 /// The part of a Pod that the election needs: decoding the whole type would add half a megabyte to the binary.

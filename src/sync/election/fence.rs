@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::clock::BootInstant;
+use crate::boot_clock::BootInstant;
 
 /// Minimum pause between two renewals that writers wait for: concurrent writes share a renewal, and there are at most
 /// 50 such renewals per second.

@@ -9,9 +9,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::clock::{self, BootInstant, Clock};
 use super::fence::Fence;
 use super::lease::Timing;
+use crate::boot_clock::{self, BootInstant, Clock};
 use crate::sync::election::term::next_term;
 
 /// The term if nothing is written to a cluster.
@@ -90,7 +90,7 @@ impl Leadership {
             leader_status: leader_status.subscribe(),
             settled: watch::channel(true).1,
             mode: ElectionMode::Disabled(Arc::new(leader_status), Arc::default()),
-            clock: clock::now,
+            clock: boot_clock::now,
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::sync::election::clock::by_hand;
+    use crate::boot_clock::by_hand;
 
     fn held(term: u64, seconds: u64) -> LeaderStatus {
         let renewed_by = by_hand::now() + Duration::from_secs(seconds);

@@ -11,10 +11,10 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::clock::BootInstant;
 use super::leadership::Leadership;
 use super::lease::Timing;
-use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, clock, lease};
+use super::{ElectionMetrics, KnownLeader, RequestFailure, ask, lease};
+use crate::boot_clock::{self, BootInstant};
 use crate::model::excerpt::value;
 use crate::readiness::Readiness;
 use crate::sync::election::term::unix_now;
@@ -194,7 +194,7 @@ impl WriteGuard {
     async fn watch(&self) {
         let (mut observer, mut logged) = (LeaseObserver::default(), Logged::default());
         loop {
-            let sent = clock::now();
+            let sent = boot_clock::now();
             let answer = self.lease.get(&self.client).await;
             self.settled.send_replace(true);
             let (now, holds) = (Instant::now(), self.leadership.holds());

@@ -31,7 +31,8 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
-        reason: "NOTIFY gets NOTIMP, like every opcode other than QUERY. CoreDNS answers it like a query.",
+        reason: "NOTIFY gets NOTIMP in a block without *secondary*, like every opcode other than QUERY. CoreDNS answers it \
+                 like a query.",
         at: &[("whoami", "* opcode=4", "rcode flags additional")],
     },
     Expected {

@@ -21,7 +21,7 @@ use super::control_plane::ControlPlane;
 use super::port::HeldPort;
 use super::process::Process;
 use super::programs::programs;
-use super::{EVENT_TIMEOUT, eventually};
+use super::{EVENT_TIMEOUT, eventually, replace_file};
 
 /// An answer within this time isn't due to a timeout of lb-linker for an upstream.
 pub const IN_TIME: Duration = Duration::from_millis(900);
@@ -247,6 +247,16 @@ impl CoreDns {
     pub async fn restart(&mut self, plugins: &str) {
         self.process.kill();
         self.process = Self::run(&self.directory, "", plugins, self.address).await;
+    }
+
+    /// Ends CoreDNS. [`CoreDns::restart`] starts it again.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Replaces the zone file `db`.
+    pub fn write_db(&self, db: &str) {
+        replace_file(&self.directory.path().join("db"), db);
     }
 
     async fn run(directory: &TempDir, scheme: &str, plugins: &str, address: SocketAddr) -> Process {

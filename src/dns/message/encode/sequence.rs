@@ -31,7 +31,7 @@ pub struct MessageSequence {
     records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
     /// The record that the message before had no room for.
     left: Option<ZoneRecord>,
-    /// Signs the messages, if the query is signed.
+    /// Signs each message, if the query is signed.
     signer: Option<Box<Signer>>,
 }
 

@@ -18,7 +18,8 @@ use tracing::{error, info, warn};
 use crate::dns::message::presentation::{lower_name_text, parse_name};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::file::ZoneRegistry;
-use crate::dns::plugins::file::served::{FileZone, Update, ZoneMap};
+use crate::dns::plugins::file::served::{FileZone, Update};
+use crate::dns::plugins::file::zone_map::ZoneMap;
 use crate::file_watcher::changes;
 
 /// The maximum number of zones, and of their records in all.
@@ -130,7 +131,7 @@ impl Directory {
                 continue;
             }
             records += content.number_of_records();
-            map.insert(Arc::clone(zone));
+            map.insert(Arc::clone(zone.served()));
             served.insert(origin.clone());
         }
         let mut changes = Changes::default();

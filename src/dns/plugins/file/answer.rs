@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 
-use super::served::{FileZone, ZoneMap};
+use super::zone_map::{ServedZone, ZoneMap};
 use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
@@ -33,7 +33,7 @@ pub(in crate::dns::plugins) async fn serve(
     let above = (qtype == RecordType::DS).then(|| zones.closest_above(&name)).flatten();
     let own = above.or_else(|| zones.closest(&name)).filter(|_| is_in);
     // Without the parent's zone, the next plugin may have the DS record of a zone's origin.
-    let next_has_ds = |zone: &&Arc<FileZone>| {
+    let next_has_ds = |zone: &&Arc<ServedZone>| {
         qtype == RecordType::DS && above.is_none() && zone.origin() == request.query.name() && !next.is_end()
     };
     let Some(served) = own.filter(|zone| !next_has_ds(zone)) else {
@@ -44,7 +44,7 @@ pub(in crate::dns::plugins) async fn serve(
         return passed(next, request, zones.outdated()).await;
     };
     let Some(zone) = served.zone() else {
-        return Err(PluginError::servfail(format!("the zone {} has no valid file", served.origin())));
+        return Err(served.error());
     };
     let found = zone.look_up(&name, qtype, request.dnssec_ok());
     let is_unknown =

@@ -6,33 +6,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use arc_swap::ArcSwapOption;
-use hashbrown::DefaultHashBuilder;
 use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use super::zone_map::{Lack, ServedZone};
 use crate::dns::message::query::whole_wire_name;
-use crate::dns::message::validity::OutdatedFlag;
 use crate::dns::zone::{FileVersion, Zone};
-
-/// Zones that are served, by their origins in wire form.
-#[derive(Debug, Default)]
-pub(in crate::dns::plugins) struct ZoneMap {
-    zones: HashMap<Box<[u8]>, Arc<FileZone>, DefaultHashBuilder>,
-    /// Set when another map takes its place.
-    outdated: OutdatedFlag,
-}
 
 #[derive(Debug)]
 pub(in crate::dns::plugins) struct FileZone {
     path: PathBuf,
-    origin: Name,
-    /// `None` until the file was read without an error.
-    zone: ArcSwapOption<Zone>,
+    served: Arc<ServedZone>,
     last_read: Mutex<LastRead>,
 }
 
@@ -87,83 +74,33 @@ impl ZoneRegistry {
         };
         zone.unwrap_or_else(|| {
             let (path, origin) = known.key().clone();
-            let zone = Arc::new(FileZone {
-                path,
-                origin,
-                zone: ArcSwapOption::default(),
-                last_read: Mutex::default(),
-            });
+            let served = Arc::new(ServedZone::new(origin, Lack::File));
+            let zone = Arc::new(FileZone { path, served, last_read: Mutex::default() });
             known.insert_entry(Arc::downgrade(&zone));
             zone
         })
     }
 }
 
-// === impl ZoneMap ===
-
-impl ZoneMap {
-    /// Adds a zone, and returns the one with the same origin that it replaces.
-    pub(in crate::dns::plugins) fn insert(&mut self, zone: Arc<FileZone>) -> Option<Arc<FileZone>> {
-        self.zones.insert(whole_wire_name(&zone.origin).into(), zone)
-    }
-
-    /// Returns the longest zone that contains a name, in wire form and in lower case.
-    pub(super) fn closest(&self, mut name: &[u8]) -> Option<&Arc<FileZone>> {
-        loop {
-            if let Some(zone) = self.zones.get(name) {
-                return Some(zone);
-            }
-            name = above(name)?;
-        }
-    }
-
-    /// Returns the longest zone that contains the parent of a name.
-    pub(super) fn closest_above(&self, name: &[u8]) -> Option<&Arc<FileZone>> {
-        self.closest(above(name)?)
-    }
-
-    pub(in crate::dns::plugins) fn outdated(&self) -> &OutdatedFlag {
-        &self.outdated
-    }
-
-    /// Returns the zone with this origin, for a transfer.
-    pub(in crate::dns::plugins) fn transferred(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
-        let zone = self.zones.get(&*whole_wire_name(origin))?;
-        Some(Arc::clone(zone) as Arc<dyn TransferredZone>)
-    }
-
-    pub(in crate::dns::plugins) fn origins(&self) -> Vec<Name> {
-        self.zones.values().map(|zone| zone.origin.clone()).collect()
-    }
-}
-
-/// Returns a name without its first label; `None` for the root.
-fn above(name: &[u8]) -> Option<&[u8]> {
-    let (length, rest) = name.split_first().filter(|(length, _)| **length > 0)?;
-    rest.get(usize::from(*length)..)
-}
-
 // === impl FileZone ===
 
 impl FileZone {
-    pub(in crate::dns::plugins) fn origin(&self) -> &Name {
-        &self.origin
-    }
-
     pub(in crate::dns::plugins) fn path(&self) -> &Path {
         &self.path
     }
 
+    pub(in crate::dns::plugins) fn served(&self) -> &Arc<ServedZone> {
+        &self.served
+    }
+
     pub(in crate::dns::plugins) fn zone(&self) -> Option<Arc<Zone>> {
-        self.zone.load_full()
+        self.served.zone()
     }
 
     /// Stops serving the zone. The next update reads its file again.
     pub(in crate::dns::plugins) fn forget(&self) {
         self.last_read.lock().files.clear();
-        if let Some(before) = self.zone.swap(None) {
-            before.outdated().set();
-        }
+        self.served.withdraw(Lack::File);
     }
 
     /// Reads the file if it has changed, and serves its zone. One with the serial of the zone before is served only with
@@ -175,7 +112,7 @@ impl FileZone {
             return last.error.as_ref().map_or(Update::Unchanged, failed);
         }
         let now = SystemTime::now();
-        let (read, files) = Zone::read(&self.path, &whole_wire_name(&self.origin));
+        let (read, files) = Zone::read(&self.path, &whole_wire_name(self.served.origin()));
         let is_settled = files.iter().all(|file| file.is_settled(now));
         last.files = files;
         let error = read.as_ref().err().map(ToString::to_string);
@@ -188,7 +125,7 @@ impl FileZone {
             }
             (Ok(zone), before) => {
                 let (serial, records) = (zone.serial(), zone.number_of_records());
-                self.serve(zone);
+                self.served.serve(zone);
                 last.is_settled = is_settled;
                 Update::Served { before: before.map(|before| before.serial()), serial, records }
             }
@@ -197,7 +134,7 @@ impl FileZone {
 
     /// Updates the zone, and logs what became of it.
     pub(in crate::dns::plugins) fn refresh(&self, by_mtime: bool) {
-        let (origin, path) = (&self.origin, self.path.display());
+        let (origin, path) = (self.served.origin(), self.path.display());
         match self.update(by_mtime) {
             Update::Unchanged | Update::Failed { is_new: false, .. } => {}
             Update::Failed { error, .. } if self.zone().is_some() => {
@@ -214,27 +151,6 @@ impl FileZone {
                 info!("zone {origin}: serial {before} → {serial}, {records} records from {path}");
             }
         }
-    }
-
-    fn serve(&self, zone: Zone) {
-        if let Some(before) = self.zone.swap(Some(Arc::new(zone))) {
-            before.outdated().set();
-        }
-    }
-}
-
-impl TransferredZone for FileZone {
-    fn serial(&self) -> Option<u32> {
-        self.zone().map(|zone| zone.serial())
-    }
-
-    fn soa(&self) -> Option<ZoneRecord> {
-        self.zone()?.soa()
-    }
-
-    fn state(&self) -> Option<ZoneState> {
-        let zone = self.zone()?;
-        Some(ZoneState { soa: zone.soa()?, records: Box::new(zone.records_without_soa()) })
     }
 }
 

@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use crate::sync::election::clock::by_hand;
+use crate::boot_clock::by_hand;
 use crate::sync::election::elector::*;
 use crate::sync::election::term::TERM;
 

@@ -1,4 +1,4 @@
-//! The clock for Leases.
+//! The clock for what expires: Leases, and zones of *secondary*.
 
 use std::ops::Add;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use nix::time::{ClockId, clock_gettime};
 pub struct BootInstant(Duration);
 
 /// A function that returns the present time. Tests use clocks that they advance themselves.
-pub(super) type Clock = fn() -> BootInstant;
+pub(crate) type Clock = fn() -> BootInstant;
 
-pub(super) fn now() -> BootInstant {
+pub(crate) fn now() -> BootInstant {
     #[cfg(target_os = "linux")]
     const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
     #[cfg(not(target_os = "linux"))]
     const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
-    // If the clock can't be read, every Lease counts as expired.
+    // If the clock can't be read, everything counts as expired.
     BootInstant(clock_gettime(CLOCK).map_or(Duration::MAX, Duration::from))
 }
 
 impl BootInstant {
     /// Returns the time since `earlier`; zero if `earlier` is later.
-    pub(super) fn saturating_duration_since(self, earlier: Self) -> Duration {
+    pub(crate) fn saturating_duration_since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 }
@@ -38,7 +38,7 @@ impl Add<Duration> for BootInstant {
 }
 
 #[cfg(test)]
-pub(super) mod by_hand {
+pub(crate) mod by_hand {
     //! A clock that follows tokio's test clock, plus simulated suspends.
 
     use std::cell::Cell;

@@ -1,0 +1,181 @@
+//! Copies of zones on disk, for a start without the primary servers. A copy has the messages of the transfer.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{self, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hickory_proto::rr::Name;
+use sha2::{Digest, Sha256};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::dns::message::query::whole_wire_name;
+use crate::dns::zone::Zone;
+use crate::dns::zone::transferred::{TransferError, TransferReader};
+use crate::model::names;
+use crate::snapshot::file::{NewFile, open};
+
+/// What a copy begins with. After it stands the time of the last check, which the checksum leaves out.
+const HEAD: &[u8; 17] = b"lb-linker zone 1\n";
+/// The maximum length of the origin in the name of a file, in characters.
+const MAX_NAME: usize = 150;
+/// The number of digits of the hash in the name of a file.
+const DIGITS: usize = 16;
+
+/// Why a copy can't be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CopyError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it is cut")]
+    Cut,
+    #[error("it isn't a copy of a zone that this version can read")]
+    Head,
+    #[error("its checksum doesn't match its content")]
+    Checksum,
+    #[error("{0}")]
+    Content(#[from] TransferError),
+}
+
+/// The place of a zone's copy.
+#[derive(Clone, Debug)]
+pub(super) struct SavedZone {
+    path: PathBuf,
+    /// Held while a copy is written.
+    writing: Arc<Mutex<()>>,
+}
+
+/// A copy that is being written.
+#[derive(Debug)]
+pub(super) struct NewCopy {
+    file: NewFile,
+    hash: Sha256,
+    /// The first error.
+    written: io::Result<()>,
+    _guard: OwnedMutexGuard<()>,
+}
+
+impl SavedZone {
+    pub(super) fn new(directory: &Path, origin: &Name, primaries: &[SocketAddr]) -> Self {
+        Self { path: directory.join(file_name(origin, primaries)), writing: Arc::default() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the copy, and returns it with the time since the last check; `None` if there is none. Blocks.
+    pub(super) fn read(&self, origin: &Name, now: SystemTime) -> Result<Option<(Zone, Duration)>, CopyError> {
+        let Some(file) = open(&self.path)? else { return Ok(None) };
+        let mut file = BufReader::new(file);
+        let (mut head, mut checked) = ([0; HEAD.len()], [0; 8]);
+        let begun = file.read_exact(&mut head).and_then(|()| file.read_exact(&mut checked));
+        begun.map_err(|_| CopyError::Head)?;
+        if head != *HEAD {
+            return Err(CopyError::Head);
+        }
+        let mut reader = TransferReader::new(&whole_wire_name(origin), None);
+        let (mut hash, mut message) = (Sha256::new_with_prefix(HEAD), Vec::new());
+        loop {
+            let mut length = [0; 2];
+            read_whole(&mut file, &mut length)?;
+            hash.update(length);
+            if length == [0; 2] {
+                break;
+            }
+            message.resize(u16::from_be_bytes(length).into(), 0);
+            read_whole(&mut file, &mut message)?;
+            hash.update(&message);
+            reader.read(&message)?;
+        }
+        let mut sum = [0; 32];
+        read_whole(&mut file, &mut sum)?;
+        if *hash.finalize() != sum {
+            return Err(CopyError::Checksum);
+        }
+        let checked = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(checked)));
+        let age = checked.and_then(|checked| now.duration_since(checked).ok()).unwrap_or_default();
+        Ok(Some((reader.finish()?, age)))
+    }
+
+    /// Begins a copy, which takes the place of the one before when it is complete. Waits for one that is being written.
+    pub(super) async fn begin(&self) -> io::Result<NewCopy> {
+        let guard = Arc::clone(&self.writing).lock_owned().await;
+        if let Some(directory) = self.path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        let file = NewFile::create(&self.path)?;
+        let mut copy = NewCopy { file, hash: Sha256::new(), written: Ok(()), _guard: guard };
+        copy.write(HEAD);
+        copy.written = copy.written.and_then(|()| copy.file.file().write_all(&[0; 8]));
+        Ok(copy)
+    }
+
+    /// Notes in the copy that the zone was checked. Blocks.
+    pub(super) fn confirm(&self, checked: SystemTime) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).open(&self.path)?;
+        file.write_all_at(&seconds(checked), HEAD.len() as u64)
+    }
+}
+
+impl NewCopy {
+    /// Adds a message.
+    pub(super) fn add(&mut self, message: &[u8]) {
+        let length = u16::try_from(message.len()).unwrap_or_default().to_be_bytes();
+        self.write(&[&length[..], message].concat());
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if self.written.is_ok() {
+            self.hash.update(bytes);
+            self.written = self.file.file().write_all(bytes);
+        }
+    }
+
+    /// Completes the copy. Blocks.
+    pub(super) fn finish(mut self, checked: SystemTime) -> io::Result<()> {
+        self.write(&[0; 2]);
+        self.written?;
+        let file = self.file.file();
+        file.write_all(&self.hash.finalize())?;
+        file.write_all_at(&seconds(checked), HEAD.len() as u64)?;
+        self.file.replace()
+    }
+}
+
+fn read_whole(from: &mut impl Read, to: &mut [u8]) -> Result<(), CopyError> {
+    from.read_exact(to).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => CopyError::Cut,
+        _ => error.into(),
+    })
+}
+
+fn seconds(time: SystemTime) -> [u8; 8] {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_be_bytes()
+}
+
+/// Returns the name of the file for a zone from these servers. Octets other than letters, digits, `-` and `_` are
+/// escaped, so that the name leads into no other directory.
+fn file_name(origin: &Name, primaries: &[SocketAddr]) -> String {
+    let mut text = String::new();
+    for label in origin.iter() {
+        if !text.is_empty() {
+            text.push('.');
+        }
+        for byte in label.to_ascii_lowercase() {
+            match byte {
+                b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' => text.push(byte.into()),
+                other => text.push_str(&format!("%{other:02x}")),
+            }
+        }
+    }
+    let hash = names::hash_of(format!("{text} {primaries:?}"));
+    text.truncate(MAX_NAME);
+    format!("{text}-{}.zone", &hash[..DIGITS])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! A zone of primary servers, which is kept up to date.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Instant, SystemTime};
+
+use hickory_proto::rr::Name;
+use parking_lot::Mutex;
+use rand::RngExt;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::client::{self, ClientError};
+use super::saved::{NewCopy, SavedZone};
+use super::schedule::{Expiry, Failure, Schedule, Timers};
+use crate::boot_clock::{self, Clock};
+use crate::dns::message::query::whole_wire_name;
+use crate::dns::message::tsig::Key;
+use crate::dns::plugins::file::zone_map::{Lack, ServedZone};
+use crate::dns::zone::transferred::is_newer;
+use crate::model::line_limit::LineLimit;
+
+/// The maximum number of transfers at the same time.
+const MAX_TRANSFERS: usize = 4;
+/// The maximum number of lines per minute about failed checks of a zone.
+const FAILURE_LINES: usize = 3;
+
+/// The zones that blocks have from primary servers, by their origins and servers: a block that is built again serves the
+/// same zones.
+#[derive(Clone, Debug)]
+pub struct Secondaries {
+    zones: Arc<Mutex<KnownZones>>,
+    transfers: Arc<Semaphore>,
+    /// Where copies of zones are kept; `None` to keep none.
+    directory: Option<Arc<Path>>,
+    clock: Clock,
+}
+
+type KnownZones = HashMap<(Name, Box<[SocketAddr]>), Weak<SecondaryZone>>;
+
+#[derive(Debug)]
+pub(super) struct SecondaryZone {
+    served: Arc<ServedZone>,
+    primaries: Box<[SocketAddr]>,
+    saved: Option<SavedZone>,
+    /// Held by the task that keeps the zone up to date: several blocks may have the zone.
+    state: tokio::sync::Mutex<State>,
+    expiry: Mutex<Expiry>,
+    /// Wakes the task after NOTIFY.
+    notified: Notify,
+    /// The primary server that has sent the last NOTIFY.
+    notifier: Mutex<Option<IpAddr>>,
+}
+
+#[derive(Debug)]
+struct State {
+    schedule: Schedule,
+    /// Whether the copy on disk is the zone that is served.
+    is_saved: bool,
+    /// The text about the last check, if it failed.
+    failure: Option<String>,
+    lines: LineLimit,
+}
+
+/// What a block keeps a zone up to date with.
+#[derive(Clone, Debug)]
+pub(super) struct Following {
+    pub(super) secondaries: Secondaries,
+    /// Signs the questions, and checks the answers.
+    pub(super) key: Option<Arc<Key>>,
+}
+
+/// What a primary server has said.
+enum Checked {
+    Current,
+    Replaced { before: Option<u32>, copy: Option<NewCopy> },
+}
+
+// === impl Secondaries ===
+
+impl Default for Secondaries {
+    fn default() -> Self {
+        Self::with_clock(boot_clock::now)
+    }
+}
+
+impl Secondaries {
+    pub(super) fn with_clock(clock: Clock) -> Self {
+        let transfers = Arc::new(Semaphore::new(MAX_TRANSFERS));
+        Self { zones: Arc::default(), transfers, directory: None, clock }
+    }
+
+    /// Keeps copies of the zones beside a file.
+    pub(crate) fn keep_beside(&mut self, file: &Path) {
+        let mut directory = file.as_os_str().to_owned();
+        directory.push(".zones");
+        self.directory = Some(PathBuf::from(directory).into());
+    }
+
+    /// Returns the zone of primary servers. If no block has it, it is read from its copy on disk; then also returns what
+    /// is wrong with the copy.
+    pub(super) fn zone(
+        &self,
+        origin: Name,
+        primaries: Box<[SocketAddr]>,
+    ) -> (Arc<SecondaryZone>, Option<String>) {
+        let mut zones = self.zones.lock();
+        if zones.len() == zones.capacity() {
+            zones.retain(|_, zone| zone.strong_count() > 0);
+        }
+        let key = (origin, primaries);
+        if let Some(known) = zones.get(&key).and_then(Weak::upgrade) {
+            return (known, None);
+        }
+        let (origin, primaries) = key.clone();
+        let saved = self.directory.as_deref().map(|path| SavedZone::new(path, &origin, &primaries));
+        let mut state = State {
+            schedule: Schedule::new((self.clock)()),
+            is_saved: false,
+            failure: None,
+            lines: LineLimit::new(FAILURE_LINES),
+        };
+        let served = Arc::new(ServedZone::new(origin, Lack::Transfer));
+        let mut expiry = Expiry::default();
+        let problem = saved.as_ref().and_then(|saved| {
+            let restored = self.restore(&served, saved, &mut expiry);
+            state.is_saved = restored == Ok(true);
+            restored.err()
+        });
+        let zone = Arc::new(SecondaryZone {
+            served,
+            primaries,
+            saved,
+            state: tokio::sync::Mutex::new(state),
+            expiry: Mutex::new(expiry),
+            notified: Notify::new(),
+            notifier: Mutex::default(),
+        });
+        zones.insert(key, Arc::downgrade(&zone));
+        (zone, problem)
+    }
+
+    /// Serves a zone from its copy. Returns whether there is one, or what is wrong with it.
+    fn restore(&self, served: &ServedZone, saved: &SavedZone, expiry: &mut Expiry) -> Result<bool, String> {
+        let (origin, path) = (served.origin(), saved.path().display());
+        let read = saved.read(origin, SystemTime::now());
+        let read =
+            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
+        let Some((zone, age)) = read else { return Ok(false) };
+        let left = Timers::of(&zone).expire.saturating_sub(age);
+        let seconds = age.as_secs();
+        if left.is_zero() {
+            served.withdraw(Lack::Expired);
+            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
+        }
+        expiry.confirm((self.clock)(), left);
+        let (serial, records) = (zone.serial(), zone.number_of_records());
+        info!("zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago");
+        served.serve(zone);
+        Ok(true)
+    }
+}
+
+// === impl SecondaryZone ===
+
+impl SecondaryZone {
+    pub(super) fn served(&self) -> &Arc<ServedZone> {
+        &self.served
+    }
+
+    /// Returns whether an address is that of a primary server.
+    pub(super) fn is_primary(&self, ip: IpAddr) -> bool {
+        self.primaries.iter().any(|primary| primary.ip().to_canonical() == ip.to_canonical())
+    }
+
+    /// Notes NOTIFY from a primary server. Until the zone is checked, further ones have no effect.
+    pub(super) fn notify(&self, primary: IpAddr) {
+        *self.notifier.lock() = Some(primary.to_canonical());
+        self.notified.notify_one();
+    }
+
+    /// Keeps the zone up to date until `stop` is cancelled.
+    pub(super) async fn follow(self: Arc<Self>, following: Following, stop: CancellationToken) {
+        let endless = async {
+            let mut state = self.state.lock().await;
+            loop {
+                self.next(&mut state, &following).await;
+            }
+        };
+        stop.run_until_cancelled(endless).await;
+    }
+
+    /// Waits for the next event of the zone, and deals with it.
+    async fn next(&self, state: &mut State, following: &Following) {
+        let clock = following.secondaries.clock;
+        let event = async {
+            if state.schedule.is_due(clock()) {
+                return self.check(state, following).await;
+            }
+            tokio::select! {
+                () = sleep(state.schedule.pause(clock())) => {}
+                () = self.notified.notified() => state.schedule.notify(clock()),
+            }
+        };
+        tokio::select! {
+            biased;
+            never = self.expire(clock) => match never {},
+            () = event => {}
+        }
+    }
+
+    /// Stops serving the zone when it expires, also during a check.
+    async fn expire(&self, clock: Clock) -> Infallible {
+        loop {
+            let now = clock();
+            if self.expiry.lock().has_come(now) {
+                self.served.withdraw(Lack::Expired);
+                let origin = self.served.origin();
+                error!("zone {origin}: it has expired, because no primary server has confirmed it in time");
+            }
+            let pause = self.expiry.lock().pause(now);
+            sleep(pause).await;
+        }
+    }
+
+    /// Asks the primary servers in turn, the sender of NOTIFY first, until one has the zone.
+    async fn check(&self, state: &mut State, following: &Following) {
+        let notifier = self.notifier.lock().take();
+        let is_notifier = |primary: &&SocketAddr| Some(primary.ip().to_canonical()) == notifier;
+        let (first, rest): (Vec<&SocketAddr>, Vec<_>) = self.primaries.iter().partition(is_notifier);
+        let (mut errors, mut failure) = (Vec::new(), Failure::NoAnswer);
+        for primary in first.into_iter().chain(rest) {
+            let asked = (following.secondaries.clock)();
+            match self.ask(*primary, following).await {
+                Ok(checked) => {
+                    if let Some(zone) = self.served.zone() {
+                        let now = (following.secondaries.clock)();
+                        let timers = Timers::of(&zone);
+                        self.expiry.lock().confirm(asked, timers.expire);
+                        state.schedule.confirm(now, timers, jitter());
+                    }
+                    return self.confirmed(state, *primary, checked).await;
+                }
+                Err(error) => {
+                    if error.failure() == Failure::RefusedZone {
+                        failure = Failure::RefusedZone;
+                    }
+                    errors.push(format!("{primary}: {error}"));
+                }
+            }
+        }
+        let zone = self.served.zone();
+        let timers = zone.as_deref().map(Timers::of);
+        state.schedule.fail((following.secondaries.clock)(), failure, timers, jitter());
+        let stays = if zone.is_some() { "the zone before stays: " } else { "" };
+        let text = stays.to_owned() + &errors.join("; ");
+        if state.failure.as_ref() != Some(&text) && state.lines.take(Instant::now()).is_some() {
+            warn!("zone {}: {text}", self.served.origin());
+            state.failure = Some(text);
+        }
+    }
+
+    /// Asks a primary server, and serves the zone that it has if that is newer.
+    async fn ask(&self, primary: SocketAddr, following: &Following) -> Result<Checked, ClientError> {
+        let origin = whole_wire_name(self.served.origin());
+        let own = self.served.zone().map(|zone| zone.serial());
+        let check = |theirs| match own {
+            Some(own) if own == theirs => Ok(false),
+            Some(own) if !is_newer(theirs, own) => Err(ClientError::Older { theirs, own }),
+            _ => Ok(true),
+        };
+        if own.is_some() && !check(client::serial(primary, &origin, following.key.clone()).await?)? {
+            return Ok(Checked::Current);
+        }
+        // The semaphore is never closed.
+        let _permit = following.secondaries.transfers.acquire().await;
+        let copy = self.new_copy().await;
+        let (zone, copy) = client::transfer(primary, &origin, following.key.clone(), copy).await?;
+        if !check(zone.serial())? {
+            return Ok(Checked::Current);
+        }
+        self.served.serve(zone);
+        Ok(Checked::Replaced { before: own, copy })
+    }
+
+    async fn new_copy(&self) -> Option<NewCopy> {
+        let saved = self.saved.as_ref()?;
+        let begun = saved.begin().await;
+        begun.inspect_err(|error| self.warn_unsaved(saved, error)).ok()
+    }
+
+    fn warn_unsaved(&self, saved: &SavedZone, error: &io::Error) {
+        let (origin, path) = (self.served.origin(), saved.path().display());
+        warn!(
+            "zone {origin}: it can't be kept in {path}: {error}; a start without its primary servers lacks it"
+        );
+    }
+
+    /// Logs what a primary server has said, and keeps the zone on disk.
+    async fn confirmed(&self, state: &mut State, primary: SocketAddr, checked: Checked) {
+        let origin = self.served.origin();
+        let had_failed = state.failure.take().is_some();
+        match checked {
+            Checked::Current => {
+                if had_failed {
+                    info!("zone {origin}: {primary} answers again, and the zone hasn't changed");
+                }
+                if let Some(saved) = self.saved.as_ref().filter(|_| state.is_saved) {
+                    let saved = saved.clone();
+                    let confirmed = spawn_blocking(move || saved.confirm(SystemTime::now())).await;
+                    state.is_saved = matches!(confirmed, Ok(Ok(())));
+                }
+            }
+            Checked::Replaced { before, copy } => {
+                if let Some(zone) = self.served.zone() {
+                    let before = before.map_or("none".to_owned(), |before| before.to_string());
+                    let (serial, records) = (zone.serial(), zone.number_of_records());
+                    info!("zone {origin}: serial {before} → {serial}, {records} records from {primary}");
+                }
+                state.is_saved = false;
+                let Some((copy, saved)) = copy.zip(self.saved.as_ref()) else { return };
+                match spawn_blocking(move || copy.finish(SystemTime::now())).await {
+                    Ok(Ok(())) => state.is_saved = true,
+                    Ok(Err(error)) => self.warn_unsaved(saved, &error),
+                    Err(error) => self.warn_unsaved(saved, &error.into()),
+                }
+            }
+        }
+    }
+}
+
+/// Returns the factor of a pause, so that many zones aren't checked at the same time.
+fn jitter() -> f64 {
+    rand::rng().random_range(0.9..=1.1)
+}
+
+#[cfg(test)]
+mod tests;
