@@ -35,6 +35,9 @@ const MAX_PIPELINED: usize = 128;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for hours.
 const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
+/// The pause after each message of a zone transfer: otherwise a few transfers would take all cores from the threads that
+/// answer by UDP.
+const TRANSFER_PAUSE: Duration = Duration::from_millis(1);
 /// How long a connection is read after the stop, if the client has sent that much.
 const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
 
@@ -86,6 +89,8 @@ struct Session {
     waiting: JoinSet<io::Result<Option<BufferedReply>>>,
     /// Replies whose first message was sent, and since when.
     transfers: VecDeque<(Box<MessageSequence>, Instant)>,
+    /// When the next message of a transfer may be encoded.
+    next_message_at: Instant,
     /// Whether further queries are read.
     open: bool,
     /// The number of queries that the client may still send.
@@ -104,7 +109,7 @@ impl Session {
     fn new(connection: Connection, protocol: Protocol) -> Self {
         let (input, output, waiting, transfers) = Default::default();
         let (remaining_queries, last_finished_at) = (connection.limits.queries, Instant::now());
-        let open = true;
+        let (open, next_message_at) = (true, last_finished_at);
         Self {
             connection,
             protocol,
@@ -112,6 +117,7 @@ impl Session {
             output,
             waiting,
             transfers,
+            next_message_at,
             open,
             remaining_queries,
             last_finished_at,
@@ -130,10 +136,7 @@ impl Session {
         let mut last_read_at = None;
         loop {
             self.take_queries().await?;
-            if self.push_following()? {
-                // Other connections of this thread are served in between.
-                tokio::task::yield_now().await;
-            }
+            self.push_following()?;
             // Queries that the kernel has already received were sent before the stop.
             if let Some(last_read_at) = last_read_at
                 && self.open
@@ -153,7 +156,7 @@ impl Session {
             let written = futures::poll!(pin!(self.output.write(&mut writer)));
             if let Poll::Ready(written) = written {
                 written?;
-                if !self.output.is_empty() || !self.transfers.is_empty() || self.may_take() {
+                if !self.output.is_empty() || self.may_push() || self.may_take() {
                     continue;
                 }
             }
@@ -165,6 +168,8 @@ impl Session {
                 idle_timer.as_mut().reset(deadline);
             }
             let reading = self.open && !self.input.has_message();
+            let pausing = !self.transfers.is_empty() && !self.output.is_full();
+            let pause_end = self.next_message_at;
             tokio::select! {
                 read = self.input.fill(&mut reader), if reading => self.open = read? > 0,
                 written = self.output.write(&mut writer), if !self.output.is_empty() => written?,
@@ -172,6 +177,7 @@ impl Session {
                     // A query gets no answer if its processing panicked.
                     self.answered(answered.unwrap_or(Ok(None))?)?;
                 }
+                () = async { sleep_until(pause_end).await }, if pausing => {}
                 () = &mut idle_timer, if deadline.is_some() => {
                     if !self.is_idle() || self.input.partial_since().is_some() {
                         return Err(io::ErrorKind::TimedOut.into());
@@ -293,26 +299,34 @@ impl Session {
         Ok(unanswered)
     }
 
-    /// Adds the next message of a transfer, if the client has read most of what precedes it. Returns whether there was one.
-    fn push_following(&mut self) -> io::Result<bool> {
+    /// Adds the next message of a transfer, if it is time for it.
+    fn push_following(&mut self) -> io::Result<()> {
         if self.connection.stop.is_cancelled() {
             // They could take minutes. The client sees that they aren't whole, and comes again.
             self.transfers.clear();
         }
-        let Some((transfer, _)) = self.transfers.front_mut().filter(|_| !self.output.is_full()) else {
-            return Ok(false);
-        };
+        if !self.may_push() {
+            return Ok(());
+        }
+        let Some((transfer, _)) = self.transfers.front_mut() else { return Ok(()) };
         match self.connection.handler.next_message(transfer)? {
             Some(bytes) => {
                 let reply = self.connection.permit.limiter().hold(self.connection.client, bytes)?;
                 self.output.push(&reply.bytes, reply.held);
+                self.next_message_at = Instant::now() + TRANSFER_PAUSE;
             }
             None => {
                 self.transfers.pop_front();
                 self.answered(None)?;
             }
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// Returns whether the next message of a transfer may be added: the client has read most of what precedes it, and the
+    /// pause is over.
+    fn may_push(&self) -> bool {
+        !self.transfers.is_empty() && !self.output.is_full() && Instant::now() >= self.next_message_at
     }
 
     /// Returns whether the next query may be taken: the limit of queries isn't reached, the query is complete, and
