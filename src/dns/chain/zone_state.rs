@@ -2,12 +2,18 @@
 
 use std::fmt;
 
+use hickory_proto::ProtoError;
+use hickory_proto::rr::Record;
+use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
+
+use crate::dns::message::query::whole_wire_name;
+
 /// A zone that can be transferred.
 pub trait TransferredZone: Send + Sync {
     /// Returns the serial of the zone; `None` while the zone can't be served.
     fn serial(&self) -> Option<u32>;
 
-    /// Returns the zone as it is now; `None` while the zone can't be served.
+    /// Returns the zone as it is now. This may take some milliseconds; the records are made as the iterator is read. `None` while the zone can't be served.
     fn state(&self) -> Option<ZoneState>;
 }
 
@@ -26,6 +32,19 @@ pub struct ZoneRecord {
     /// In seconds.
     pub ttl: u32,
     pub data: Box<[u8]>,
+}
+
+impl TryFrom<&Record> for ZoneRecord {
+    type Error = ProtoError;
+
+    fn try_from(record: &Record) -> Result<Self, ProtoError> {
+        let mut data = Vec::new();
+        let mut encoder = BinEncoder::new(&mut data);
+        encoder.set_name_encoding(NameEncoding::Uncompressed);
+        record.data.emit(&mut encoder)?;
+        let (rtype, ttl) = (record.record_type().into(), record.ttl);
+        Ok(Self { owner: whole_wire_name(&record.name).into(), rtype, ttl, data: data.into() })
+    }
 }
 
 impl fmt::Debug for ZoneState {

@@ -47,11 +47,14 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use hickory_proto::rr::Name;
 
 use super::kubernetes::Kubernetes;
 use super::kubernetes::reply::ZoneReply;
+use super::kubernetes::transfers::ExternalZones;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
@@ -61,7 +64,6 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::hostname::to_presentation;
 use crate::model::names;
-use crate::store::cluster::View;
 use crate::store::cluster::answer::{is_reverse, zone_of};
 use crate::store::cluster::external::ExternalRules;
 
@@ -72,11 +74,8 @@ const MAX_TTL: u32 = 3600;
 
 #[derive(Debug)]
 struct External {
-    rules: ExternalRules,
+    zones: Arc<ExternalZones>,
     fallthrough: Option<ZoneSet>,
-    /// The labels of the name server and the mailbox of a zone, in wire form.
-    server: Vec<u8>,
-    mailbox: Vec<u8>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -138,7 +137,11 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         wire
     };
     let (server, mailbox) = (labels("ns1"), labels("hostmaster"));
-    setup.add_reusable(External { rules, fallthrough, server, mailbox });
+    let transferred = own.all().iter().filter(|zone| setup.is_transferred(zone));
+    let transferred = transferred.map(|zone| whole_wire_name(zone).into()).collect();
+    let zones = Arc::new(ExternalZones { rules, server, mailbox, transferred });
+    setup.builder.external = Some(Arc::clone(&zones));
+    setup.add_reusable(External { zones, fallthrough });
     Ok(())
 }
 
@@ -170,24 +173,17 @@ impl Plugin for External {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = whole_wire_name(request.query.name());
-        let zone = zone_of(&self.rules.zones, &name);
+        let zone = zone_of(&self.zones.rules.zones, &name);
         let (Some(origin), Some(kubernetes)) = (zone, next.plugin::<Kubernetes>()) else {
             return next.serve(request).await;
         };
         let cluster = &kubernetes.cluster;
-        let zone = ZoneReply {
-            plugin: NAME,
-            origin,
-            server: &self.server,
-            mailbox: &self.mailbox,
-            soa_ttl: self.rules.ttl,
-            absence: self.rules.ttl,
-            alias_ttl: kubernetes.rules.ttl,
-            limits: kubernetes.ttls_for(request),
-            serial: cluster.serial(if self.rules.headless { View::ExternalHeadless } else { View::External }),
-        };
+        let is_transferred = self.zones.transferred.iter().any(|zone| **zone == *origin);
+        let serial = kubernetes.serial(self.zones.view(), is_transferred);
+        let zone = self.zones.reply(&kubernetes.rules, origin, serial);
+        let zone = ZoneReply { limits: kubernetes.ttls_for(request), ..zone };
         let qtype = request.query.query_type().into();
-        let answer = || cluster.external_answer(&kubernetes.rules, &self.rules, origin, &name, qtype);
+        let answer = || cluster.external_answer(&kubernetes.rules, &self.zones.rules, origin, &name, qtype);
         kubernetes.respond(&zone, self.fallthrough.as_ref(), &name, request, next, answer).await
     }
 }

@@ -37,6 +37,7 @@ fn head() -> Head {
         cluster: ClusterIdentity::default(),
         recorded_flags: RecordedFlags::default(),
         serial: 77,
+        last_change: Some(1_700_000_000),
     }
 }
 

@@ -1,0 +1,137 @@
+//! Zones of `kubernetes` and `k8s_external` for zone transfers: what questions are answered with, for each name that the
+//! objects have.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use hickory_proto::rr::Name;
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
+
+use super::reply::ZoneReply;
+use super::zone_reply;
+use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use crate::dns::plugins::ttl_limits::TtlLimits;
+use crate::store::change_time::ChangeSerial;
+use crate::store::cluster::answer::{Outcome, Rules, is_reverse};
+use crate::store::cluster::external::ExternalRules;
+use crate::store::cluster::names::ZoneNames;
+use crate::store::cluster::records::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
+use crate::store::cluster::{Cluster, View};
+
+/// The types of records that names of a forward zone may have. A CNAME record goes before all others.
+const TYPES: [u16; 5] = [CNAME, A, AAAA, SRV, TXT];
+
+/// The zones of `k8s_external` in the block.
+#[derive(Debug)]
+pub(in crate::dns::plugins) struct ExternalZones {
+    pub(in crate::dns::plugins) rules: ExternalRules,
+    /// The labels of the name server and the mailbox of a zone, in wire form.
+    pub(in crate::dns::plugins) server: Vec<u8>,
+    pub(in crate::dns::plugins) mailbox: Vec<u8>,
+    /// The zones that are transferred, in wire form.
+    pub(in crate::dns::plugins) transferred: Vec<Box<[u8]>>,
+}
+
+impl ExternalZones {
+    /// Returns how replies in a zone are made, but for the bounds of TTLs.
+    pub(in crate::dns::plugins) fn reply<'a>(
+        &'a self,
+        rules: &Rules,
+        origin: &'a [u8],
+        serial: &'a Arc<AtomicU64>,
+    ) -> ZoneReply<'a> {
+        ZoneReply {
+            plugin: "k8s_external",
+            origin,
+            server: &self.server,
+            mailbox: &self.mailbox,
+            soa_ttl: self.rules.ttl,
+            absence: self.rules.ttl,
+            alias_ttl: rules.ttl,
+            limits: None,
+            serial,
+        }
+    }
+
+    /// Returns what the zones show of the objects.
+    pub(in crate::dns::plugins) fn view(&self) -> View {
+        if self.rules.headless { View::ExternalHeadless } else { View::External }
+    }
+}
+
+/// A zone that is transferred.
+#[derive(Clone)]
+pub(super) struct TransferredClusterZone {
+    pub(super) cluster: Arc<Cluster>,
+    pub(super) rules: Arc<Rules>,
+    /// For a zone of `k8s_external`.
+    pub(super) external: Option<Arc<ExternalZones>>,
+    /// In wire form.
+    pub(super) origin: Box<[u8]>,
+    pub(super) serial: ChangeSerial,
+    pub(super) ttl_limits: Option<TtlLimits>,
+}
+
+impl TransferredZone for TransferredClusterZone {
+    fn serial(&self) -> Option<u32> {
+        #[expect(clippy::cast_possible_truncation, reason = "DNS has the low 32 bits")]
+        let serial = || self.serial.advance() as u32;
+        self.cluster.is_listed().then(serial)
+    }
+
+    fn state(&self) -> Option<ZoneState> {
+        let serial = ChangeSerial::fixed(self.serial.advance());
+        // After the serial: it must not be newer than the records.
+        let at = Self { serial, cluster: Arc::new(self.cluster.copy()), ..self.clone() };
+        if !at.cluster.is_listed() {
+            return None;
+        }
+        let soa = at.records(&at.origin, &[SOA], |_| false).into_iter().next()?;
+        let names = at.names();
+        let is_glue = |owner: &[u8]| owner.ends_with(&at.origin) && !names.contains(owner);
+        let of_zone = at.records(&at.origin, &[NS, PTR], is_glue);
+        let origin = at.origin.clone();
+        let below = names.into_iter().filter(move |name| **name != *origin);
+        let types = if is_reverse(&at.origin) { &[PTR][..] } else { &TYPES };
+        let below = below.flat_map(move |name| at.records(&name, types, |_| false));
+        Some(ZoneState { soa, records: Box::new(of_zone.into_iter().chain(below)) })
+    }
+}
+
+impl TransferredClusterZone {
+    fn names(&self) -> ZoneNames {
+        match &self.external {
+            Some(external) => self.cluster.external_names(&external.rules, &self.origin),
+            None => self.cluster.names(&self.rules, &self.origin),
+        }
+    }
+
+    /// Returns what questions of these types are answered with. Of the records of other names, which an answer has
+    /// besides, only those that `is_glue` wants.
+    fn records(&self, name: &[u8], types: &[u16], is_glue: impl Fn(&[u8]) -> bool) -> Vec<ZoneRecord> {
+        let mut reply = match &self.external {
+            Some(external) => external.reply(&self.rules, &self.origin, self.serial.shown()),
+            None => zone_reply(&self.rules, &self.origin, self.serial.shown()),
+        };
+        let limits = |limits: &TtlLimits| limits.at(&Name::read(&mut BinDecoder::new(name)).ok()?);
+        reply.limits = self.ttl_limits.as_ref().and_then(limits);
+        let mut records = Vec::new();
+        for qtype in types {
+            let outcome = match &self.external {
+                Some(external) => {
+                    self.cluster.external_answer(&self.rules, &external.rules, &self.origin, name, *qtype)
+                }
+                None => self.cluster.answer(&self.rules, &self.origin, name, *qtype),
+            };
+            match outcome.outcome {
+                outcome @ Outcome::Alias(_) if *qtype == CNAME => {
+                    return reply.records(name, &outcome, |_| false);
+                }
+                // An address of the other family goes before the alias.
+                Outcome::Alias(_) => {}
+                outcome => records.extend(reply.records(name, &outcome, &is_glue)),
+            }
+        }
+        records
+    }
+}
