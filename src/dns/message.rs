@@ -17,4 +17,5 @@ pub mod upstream_reply;
 pub mod validity;
 pub mod wire;
 pub(crate) mod wire_name;
+pub mod zone_record;
 pub mod zone_set;

@@ -23,8 +23,8 @@
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
 //! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, k8s_gateway, k8s_external,
-//! kubernetes, file, auto, loop, forward, erratic, whoami.
+//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway,
+//! k8s_external, kubernetes, file, auto, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -74,6 +74,7 @@ mod root;
 mod template;
 mod timeouts;
 mod tls;
+mod transfer;
 pub(crate) mod ttl_limits;
 mod whoami;
 
@@ -134,7 +135,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("tls", Some(tls::set_up)),
     ("minimal", Some(minimal::set_up)),
     ("template", Some(template::set_up)),
-    ("transfer", None),
+    ("transfer", Some(transfer::set_up)),
     ("hosts", Some(hosts::set_up)),
     ("route53", None),
     ("azure", None),

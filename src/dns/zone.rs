@@ -6,7 +6,7 @@ mod fields;
 mod lookup;
 mod reader;
 pub(super) mod record;
-
+mod transfer;
 mod word;
 
 pub(super) use data::Zone;

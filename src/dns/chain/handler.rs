@@ -1,14 +1,14 @@
 //! Decodes a message, passes the query to the plugin chain, and encodes the reply.
 
 use std::net::{IpAddr, SocketAddr};
-use std::panic::AssertUnwindSafe;
-use std::process;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::{io, process};
 
 use arc_swap::ArcSwap;
 use futures::FutureExt;
-use hickory_proto::op::{self as proto, Edns, Header, Metadata, Query};
-use hickory_proto::rr::Name;
+use hickory_proto::op::{self as proto, Edns, Header, Metadata, OpCode, Query};
+use hickory_proto::rr::{Name, RData, Record};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use hickory_server::net::xfer;
 use hickory_server::server::Request as Message;
@@ -17,10 +17,11 @@ use tracing::{debug, error};
 use super::metrics::ServerMetrics;
 use super::request::{Purpose, Request};
 use super::server::Server;
-use crate::dns::message::encode::encode;
+use crate::dns::message::encode::{MessageSequence, encode};
 use crate::dns::message::header::{
     HeaderCheck, MAX_UDP, check_header, disable_empty_subnets, format_error, server_failure,
 };
+use crate::dns::message::reply::RecordStream;
 use crate::dns::net::{Protocol, unmapped};
 use crate::dns::response_cache::wire_response::WireResponse;
 use crate::metrics::Metrics;
@@ -43,11 +44,13 @@ pub struct EncodedReply {
     pub bytes: Vec<u8>,
     /// The reply in wire form for equal queries, if it may be reused.
     pub wire_response: Option<Box<WireResponse>>,
+    /// The further messages of a reply by TCP, for [`Handler::next_message`].
+    pub following: Option<Box<MessageSequence>>,
 }
 
 impl EncodedReply {
     fn not_reusable(bytes: Vec<u8>) -> Self {
-        Self { bytes, wire_response: None }
+        Self { bytes, wire_response: None, following: None }
     }
 }
 
@@ -82,6 +85,25 @@ impl Handler {
             server_failure(&message).map(EncodedReply::not_reusable)
         })
     }
+
+    /// Encodes the next message of a reply; `None` after the last one.
+    ///
+    /// # Errors
+    /// If it can't be encoded: the client has only a part of the reply.
+    pub fn next_message(&self, following: &mut MessageSequence) -> io::Result<Option<Vec<u8>>> {
+        let Ok(next) = catch_unwind(AssertUnwindSafe(|| following.next())) else {
+            error!("encoding a message of a zone transfer panicked");
+            if self.server.load().aborts_on_panic() {
+                process::abort();
+            }
+            self.server_metrics.panics.inc();
+            return Err(io::Error::other("encoding a message panicked"));
+        };
+        next.transpose().map_err(|error| {
+            error!("a zone transfer ends before its end: {error}");
+            io::Error::other(error)
+        })
+    }
 }
 
 async fn check_and_answer(
@@ -102,6 +124,15 @@ async fn check_and_answer(
     let query = request.query.clone();
     let reply = Server::serve(&mut request).await?;
     let edns = request.response_edns(&reply);
+    if let Some(records) = reply.stream.as_ref().and_then(RecordStream::take) {
+        let first = MessageSequence::new(&reply, &query, edns.as_ref(), records)
+            .ok()
+            .and_then(|mut following| Some((following.next()?.ok()?, Box::new(following))));
+        let Some((bytes, following)) = first else {
+            return server_failure(message).map(EncodedReply::not_reusable);
+        };
+        return Some(EncodedReply { bytes, wire_response: None, following: Some(following) });
+    }
     let encoded = encode(&reply, &query, edns.as_ref(), request.limit());
     let (bytes, offsets) = match encoded {
         Ok(encoded) => encoded,
@@ -118,7 +149,7 @@ async fn check_and_answer(
         return Some(EncodedReply::not_reusable(bytes));
     }
     let wire_response = WireResponse::new(reply, &query, (&bytes, &offsets), request.server.number());
-    Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new) })
+    Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new), following: None })
 }
 
 /// Returns the request in a message; `None` if the message can't be decoded, or hasn't exactly one question.
@@ -129,7 +160,7 @@ fn decode(
     protocol: Protocol,
 ) -> Option<Request> {
     let decoded = decode_plain(message).or_else(|| decode_any(message, client, protocol));
-    let (metadata, query, edns) = decoded?;
+    let (metadata, query, edns, soa_serial) = decoded?;
     Some(Request {
         zone_metrics: server.unrouted_metrics(),
         zone: Name::root(),
@@ -148,11 +179,12 @@ fn decode(
         key: None,
         labels: None,
         max_udp: MAX_UDP,
+        soa_serial,
     })
 }
 
-/// What a request has of its message.
-type Decoded = (Metadata, Query, Option<Edns>);
+/// What a request has of its message. The number is the serial of an SOA record.
+type Decoded = (Metadata, Query, Option<Edns>, Option<u32>);
 
 /// Decodes a message that has no records but those of its additional section, as nearly all have; `None` if the message
 /// has others, or can't be decoded.
@@ -166,7 +198,7 @@ fn decode_plain(message: &[u8]) -> Option<Decoded> {
     let additionals = counts.additionals.into();
     let (_, edns, _) =
         proto::Message::read_records(&mut decoder, additionals, true, metadata.op_code).ok()?;
-    Some((metadata, query, edns))
+    Some((metadata, query, edns, None))
 }
 
 /// Decodes a message; `None` if it can't be decoded, or hasn't exactly one question.
@@ -178,5 +210,12 @@ fn decode_any(message: &[u8], client: SocketAddr, protocol: Protocol) -> Option<
     let decoded =
         decoded.inspect_err(|error| debug!("a message from {client} can't be decoded: {error}")).ok()?;
     let [query] = decoded.queries.queries() else { return None };
-    Some((decoded.metadata, query.original().clone(), decoded.edns.clone()))
+    let is_notify = decoded.metadata.op_code == OpCode::Notify;
+    let with_soa = if is_notify { &decoded.answers } else { &decoded.authorities };
+    let serial = |record: &Record| match &record.data {
+        RData::SOA(soa) => Some(soa.serial),
+        _ => None,
+    };
+    let soa_serial = with_soa.iter().find_map(serial);
+    Some((decoded.metadata, query.original().clone(), decoded.edns.clone(), soa_serial))
 }

@@ -59,6 +59,11 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns the origins of zones of this plugin that neither its block nor *transfer* has to name.
+    fn transferred_origins(&self) -> Vec<Name> {
+        Vec::new()
+    }
+
     /// Returns the search domains of the client; `None` if none of this query's clients has any.
     fn search_path(&self, _request: &Request) -> Option<SearchPath> {
         None

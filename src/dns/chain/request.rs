@@ -40,6 +40,9 @@ pub struct Request {
     pub query: Query,
     /// The client's EDNS, if the message has an OPT record.
     pub edns: Option<Edns>,
+    /// The serial of the SOA record in the message: of the client's zone in an IXFR (RFC 1995 section 3), of the primary's
+    /// in a NOTIFY (RFC 1996 section 3.7).
+    pub soa_serial: Option<u32>,
     /// The maximum size of a UDP answer in bytes, even if the client accepts more.
     pub max_udp: u16,
     pub purpose: Purpose,

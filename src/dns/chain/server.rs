@@ -31,6 +31,8 @@ pub(crate) const MAX_LOOKUP_DEPTH: usize = 8;
 /// answer may cause a look-up, whose answer again has many CNAMEs.
 pub(crate) const MAX_ALIAS_LOOKUPS: usize = 16;
 
+const ANSWERS_TRANSFERS: &str = "transfer";
+const ANSWERS_NOTIFY: &str = "secondary";
 const HEADER_LENGTH: usize = 12;
 /// The longest label (RFC 1035 section 2.3.4).
 const MAX_LABEL: u8 = 63;
@@ -74,7 +76,7 @@ pub struct Access {
 struct ServedZone {
     zone: Name,
     block: Arc<ServerBlock>,
-    /// The plugins of the block that see zone transfers and NOTIFY, if one of them answers these.
+    /// The plugins of the block that see zone transfers and NOTIFY, if there is one that answers either.
     exchange: Option<Arc<ServerBlock>>,
     zone_metrics: Arc<ZoneMetrics>,
 }
@@ -234,8 +236,8 @@ impl Server {
         let Some(served) = server.find(request.query.name(), request.query.query_type()) else {
             return Some(server.refuse(request, ResponseCode::Refused));
         };
-        let block = match refused_exchange(request) {
-            Some(rcode) => match &served.exchange {
+        let block = match exchange_plugin(request) {
+            Some((plugin, rcode)) => match served.exchange.as_ref().filter(|block| block.has(plugin)) {
                 Some(exchange) => exchange,
                 None => return Some(server.refuse(request, rcode)),
             },
@@ -325,6 +327,7 @@ impl Server {
             edns: Some(Edns::new()),
             max_udp: MAX_UDP,
             zone_metrics: Arc::clone(&self.unrouted_metrics),
+            soa_serial: None,
             purpose: Purpose::Client,
             depth: 0,
             alias_look_up_tries: OnceLock::new(),
@@ -458,14 +461,17 @@ impl Server {
 // === impl ServerBlock ===
 
 impl ServerBlock {
-    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers these.
+    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers either.
     fn exchange(&self) -> Option<Arc<Self>> {
-        let answers = |plugin: &ChainPlugin| matches!(plugin.name(), "transfer" | "secondary");
-        if !self.plugins.iter().any(answers) {
+        if !self.has(ANSWERS_TRANSFERS) && !self.has(ANSWERS_NOTIFY) {
             return None;
         }
         let plugins = self.plugins.iter().filter(|plugin| plugin.sees_transfers()).cloned().collect();
         Some(Arc::new(Self { plugins, ..self.clone() }))
+    }
+
+    fn has(&self, plugin: &str) -> bool {
+        self.plugins.iter().any(|own| own.name() == plugin)
     }
 }
 
@@ -492,13 +498,13 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns the rcode for a zone transfer or a NOTIFY (RFC 1996) to a block without a plugin that answers it; `None` for
+/// Returns the plugin that answers a zone transfer or a NOTIFY (RFC 1996), and the rcode of a block without it; `None` for
 /// other requests.
-fn refused_exchange(request: &Request) -> Option<ResponseCode> {
+fn exchange_plugin(request: &Request) -> Option<(&'static str, ResponseCode)> {
     if request.metadata.op_code == OpCode::Notify {
-        return Some(ResponseCode::NotImp);
+        return Some((ANSWERS_NOTIFY, ResponseCode::NotImp));
     }
-    is_transfer(request.query.query_type()).then_some(ResponseCode::Refused)
+    is_transfer(request.query.query_type()).then_some((ANSWERS_TRANSFERS, ResponseCode::Refused))
 }
 
 /// Returns the rcode for a query type that lb-linker never answers: the type of a record that describes a message (RFC

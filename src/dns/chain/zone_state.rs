@@ -2,18 +2,21 @@
 
 use std::fmt;
 
-use hickory_proto::ProtoError;
-use hickory_proto::rr::Record;
-use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
-
-use crate::dns::message::query::whole_wire_name;
+pub use crate::dns::message::zone_record::ZoneRecord;
 
 /// A zone that can be transferred.
 pub trait TransferredZone: Send + Sync {
-    /// Returns the serial of the zone; `None` while the zone can't be served.
+    /// Returns the serial of the zone; `None` while the zone can't be served. It is asked for each second.
     fn serial(&self) -> Option<u32>;
 
-    /// Returns the zone as it is now. This may take some milliseconds; the records are made as the iterator is read. `None` while the zone can't be served.
+    /// Returns the SOA record; `None` while the zone can't be served. The threads of UDP sockets call this, so a zone
+    /// whose state takes long has another way.
+    fn soa(&self) -> Option<ZoneRecord> {
+        Some(self.state()?.soa)
+    }
+
+    /// Returns the zone as it is now; `None` while the zone can't be served. It may block for some milliseconds;
+    /// the records may be made as they are read.
     fn state(&self) -> Option<ZoneState>;
 }
 
@@ -22,29 +25,6 @@ pub struct ZoneState {
     pub soa: ZoneRecord,
     /// The other records, each once.
     pub records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
-}
-
-/// A record of class IN. Owner and data are in wire form, without name compression.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ZoneRecord {
-    pub owner: Box<[u8]>,
-    pub rtype: u16,
-    /// In seconds.
-    pub ttl: u32,
-    pub data: Box<[u8]>,
-}
-
-impl TryFrom<&Record> for ZoneRecord {
-    type Error = ProtoError;
-
-    fn try_from(record: &Record) -> Result<Self, ProtoError> {
-        let mut data = Vec::new();
-        let mut encoder = BinEncoder::new(&mut data);
-        encoder.set_name_encoding(NameEncoding::Uncompressed);
-        record.data.emit(&mut encoder)?;
-        let (rtype, ttl) = (record.record_type().into(), record.ttl);
-        Ok(Self { owner: whole_wire_name(&record.name).into(), rtype, ttl, data: data.into() })
-    }
 }
 
 impl fmt::Debug for ZoneState {

@@ -1,12 +1,14 @@
 //! Methods of directives and tokens that parse plugins' arguments.
 
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::ops::RangeBounds;
 use std::str::FromStr;
 use std::time::Duration;
 
 use hickory_proto::rr::Name;
 
-use crate::dns::corefile::{self, CorefileError, Directive, Position, Token};
+use crate::dns::corefile::resolv_conf::scope;
+use crate::dns::corefile::{self, CorefileError, Directive, Position, Scheme, Token};
 use crate::dns::message::zone_set::ZoneSet;
 
 /// CoreDNS's limit for a regular expression, in bytes: a longer expression could exhaust the memory.
@@ -224,6 +226,31 @@ impl Token {
     /// If the token isn't a duration, or is negative.
     pub fn duration(&self) -> Result<Duration, CorefileError> {
         go_duration(&self.text).ok_or_else(|| self.unexpected("a duration such as 30s, 1m30s or 500ms"))
+    }
+
+    /// Parses the address of a DNS server, with a port or, in brackets or alone, without: `192.0.2.1`, `[2001:db8::1]:5300`
+    /// or `fe80::1%eth0`. `what` describes it for the error.
+    ///
+    /// # Errors
+    /// If the token isn't an address, or there is no such network interface.
+    pub fn server_address(&self, what: &str) -> Result<SocketAddr, CorefileError> {
+        let (host, port) = match self.text.strip_prefix('[') {
+            Some(rest) => rest.split_once("]:").ok_or_else(|| self.unexpected(what))?,
+            None if self.text.matches(':').count() == 1 => {
+                self.text.split_once(':').ok_or_else(|| self.unexpected(what))?
+            }
+            None => (&*self.text, ""),
+        };
+        let port = if port.is_empty() { Ok(Scheme::Dns.port()) } else { port.parse() };
+        let port = port.ok().filter(|port| *port != 0).ok_or_else(|| self.unexpected(what))?;
+        let Some((host, interface)) = host.split_once('%') else {
+            let ip: IpAddr = host.parse().map_err(|_| self.unexpected(what))?;
+            return Ok(SocketAddr::new(ip.to_canonical(), port));
+        };
+        let ip = host.parse().map_err(|_| self.unexpected(what))?;
+        let scope = scope(interface)
+            .ok_or_else(|| self.error(format!("there is no network interface {interface:?}")))?;
+        Ok(SocketAddrV6::new(ip, port, 0, scope).into())
     }
 
     /// Returns the zones that the token means: one zone, or the reverse zones of a network.

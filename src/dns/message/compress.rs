@@ -28,6 +28,13 @@ pub struct RecordOffset {
     pub end: usize,
 }
 
+/// Returns type, class and TTL of a record.
+pub(super) fn fixed(rtype: u16, class: u16, ttl: u32) -> [u8; FIXED - 2] {
+    let ([t0, t1], [c0, c1], [l0, l1, l2, l3]) =
+        (rtype.to_be_bytes(), class.to_be_bytes(), ttl.to_be_bytes());
+    [t0, t1, c0, c1, l0, l1, l2, l3]
+}
+
 /// A message to which records are added.
 pub(super) struct CompressingWriter {
     pub(super) bytes: Vec<u8>,

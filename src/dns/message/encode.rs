@@ -1,5 +1,6 @@
 //! Encodes a response in at most as many bytes as the client accepts.
 
+mod sequence;
 pub(super) mod typed;
 
 use hickory_proto::ProtoError;
@@ -20,6 +21,7 @@ use typed::{
     encode_sections, finish_message, is_referral, write_header_and_octets, write_header_and_question,
 };
 
+pub use sequence::MessageSequence;
 pub use typed::RecordOffsets;
 
 /// Encodes a response in at most `limit` bytes, but always with the header, the question and OPT. Also returns the

@@ -1,14 +1,17 @@
 //! The reply that plugins return along the chain.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::Metadata;
 use hickory_proto::rr::rdata::opt::EdnsOption;
+use parking_lot::Mutex;
 
 use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
 use crate::dns::message::validity::{OutdatedFlag, RestsOn, Validity};
+use crate::dns::message::zone_record::ZoneRecord;
 
 /// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; the limit bounds the
 /// work for a hostile upstream.
@@ -34,7 +37,13 @@ pub struct Reply {
     pub rests_on: Option<Arc<RestsOn>>,
     /// The conditions for reusing the answer without calling the plugins; `None` if it can't be reused.
     pub validity: Option<Box<Validity>>,
+    /// The answers of a reply by TCP that may need several messages; `records` has the first of them.
+    pub stream: Option<RecordStream>,
 }
+
+/// The records of a zone transfer. They are taken once.
+#[derive(Clone)]
+pub struct RecordStream(Arc<Mutex<Option<Box<dyn Iterator<Item = ZoneRecord> + Send>>>>);
 
 // === impl Reply ===
 
@@ -52,6 +61,7 @@ impl Reply {
             is_cacheable: true,
             rests_on: None,
             validity: None,
+            stream: None,
         }
     }
 
@@ -66,5 +76,26 @@ impl Reply {
     #[must_use]
     pub fn may_be_part_of_cached(&self) -> bool {
         self.is_cacheable && self.rests_on.is_none()
+    }
+}
+
+// === impl RecordStream ===
+
+impl RecordStream {
+    #[must_use]
+    pub fn new(records: impl Iterator<Item = ZoneRecord> + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(records)))))
+    }
+
+    /// Returns the records; `None` if they were taken before.
+    #[must_use]
+    pub fn take(&self) -> Option<Box<dyn Iterator<Item = ZoneRecord> + Send>> {
+        self.0.lock().take()
+    }
+}
+
+impl fmt::Debug for RecordStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RecordStream")
     }
 }

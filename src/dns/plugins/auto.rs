@@ -41,12 +41,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use hickory_proto::rr::Name;
 use regex::Regex;
 
 use super::file::{RELOAD_INTERVAL, serve};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
+use crate::dns::chain::zone_state::TransferredZone;
 use crate::dns::corefile::arguments::{MAX_REGEX, regex_error_text};
 use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::zone_set::ZoneSet;
@@ -124,6 +126,14 @@ fn directory(
 impl Plugin for Auto {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        self.0.zones().transferred(origin)
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        self.0.zones().origins()
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

@@ -51,10 +51,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use hickory_proto::rr::Name;
 
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
+use crate::dns::chain::zone_state::TransferredZone;
 use crate::dns::corefile::arguments::zones_or_all;
 use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::zone_set::ZoneSet;
@@ -163,6 +165,14 @@ fn read_options(line: &Directive, options: &mut Options) -> Result<(), CorefileE
 impl Plugin for ZoneFiles {
     fn name(&self) -> &'static str {
         NAME
+    }
+
+    fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        self.zones.transferred(origin)
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        self.zones.origins()
     }
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {

@@ -22,7 +22,8 @@
 //!   NXDOMAIN; `fallthrough` passes them on.
 //! - `namespace_labels` hides PTR records, too. A PTR record is only at the exact name of the address.
 //! - Until all objects are listed, names that aren't known are SERVFAIL; CoreDNS answers NXDOMAIN.
-//! - There are no zone transfers.
+//! - A [transfer](#transfer) has what is answered for each name that it has, where CoreDNS sends an SRV record twice or
+//!   leaves ports out. Beside a CNAME record it has no SRV record, and none for one family of addresses alone.
 //!
 //! # Syntax
 //!

@@ -32,6 +32,10 @@
 //!   the slice has ports.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
 //! - Before the first lists are complete, `fallthrough` passes on nothing.
+//! - A [transfer](#transfer) has what is answered for each name that it has: also the names of endpoints of Services with a
+//!   cluster IP, SRV records at names of Services and endpoints, `dns-version`, and the PTR records of a reverse zone,
+//!   where CoreDNS sends names of Services. As in CoreDNS it has no names of Pods and of topology zones. Until all objects
+//!   are listed there is none. The serial of a zone that *transfer* names is shown when its second is over.
 //! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set; without such a Service,
 //!   as outside of a cluster, this server itself.
 //!
@@ -76,6 +80,7 @@ use std::sync::atomic::AtomicU64;
 use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{DNSClass, Name};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::setup::Setup;
 use super::ttl_limits::{TtlLimits, TtlRange};
@@ -195,6 +200,12 @@ impl Plugin for Kubernetes {
             serial: self.serials[view as usize].clone(),
             ttl_limits: self.ttl_limits.clone(),
         }))
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        let of_external = self.external.iter().flat_map(|zones| &zones.transferred);
+        let all = self.transferred.iter().chain(of_external);
+        all.filter_map(|zone| Name::read(&mut BinDecoder::new(zone)).ok()).collect()
     }
 
     fn is_ready(&self) -> bool {

@@ -19,6 +19,8 @@
 //! but the targets' records under their own names. All blocks answer from the same links. A custom hostname may be in a
 //! zone of any block.
 //!
+//! [*transfer*](#transfer) may name the zones, reverse zones too: see [secondary servers](concepts.md#secondary-servers).
+//!
 //! # Syntax
 //!
 //! Syntax: `lb_linker [ZONES...]`: the zones with the links' names, by default those of the block without reverse zones
@@ -242,6 +244,10 @@ impl Plugin for LbLinker {
         let (all, store, policy) =
             (Arc::clone(&self.zones), Arc::clone(&self.store), Arc::clone(&self.policy));
         Some(Arc::new(TransferredLinkZone { zone: zone.clone(), all, store, policy }))
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        self.zones.iter().filter(|zone| zone.serial().is_some()).map(|zone| zone.origin().clone()).collect()
     }
 
     fn is_ready(&self) -> bool {

@@ -24,7 +24,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("secondary", "isn't supported yet; forward the zone to its primary server"),
     ("sign", "isn't supported; sign the zone's file outside, for example with ldns-signzone"),
     ("trace", "isn't supported; log and prometheus show the duration of queries"),
-    ("transfer", "isn't supported yet; let secondary servers get the zone from a CoreDNS that has its file"),
     ("tsig", "isn't supported yet; limit clients with acl, or by certificates with tls"),
     ("view", "isn't supported yet; give each group of clients an address or a port, and a block for it"),
 ];

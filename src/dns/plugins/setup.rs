@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::file::ZoneRegistry;
 use super::kubernetes::transfers::ExternalZones;
 use super::r#loop::LoopState;
+use super::transfer::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};
@@ -59,6 +60,7 @@ pub struct ServerContext {
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
     pub clusters: ClusterRegistry,
+    pub transfer_slots: Arc<TransferSlots>,
     /// The names of the remote clusters, which have domains below the zones of links.
     pub remotes: Arc<[Arc<str>]>,
     /// Whether lb-linker itself reads a cluster, not manifests.
@@ -228,6 +230,7 @@ impl ServerContext {
                 stale_caches: StaleCaches::default(),
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
+                transfer_slots: Arc::default(),
                 clusters,
                 remotes: Arc::default(),
                 has_own_cluster: true,
@@ -402,11 +405,7 @@ impl Setup<'_> {
 
     /// Adds a task that brings the serials of transferred zones up to date each second, so that kept answers show them. It
     /// calls `begin` first: answers may differ from those of a block before.
-    pub(super) fn show_serials(
-        &mut self,
-        serials: Vec<ChangeSerial>,
-        begin: impl FnOnce() + Send + 'static,
-    ) {
+    pub(super) fn show_serials(&mut self, serials: Vec<ChangeSerial>, begin: impl FnOnce() + Send + 'static) {
         self.add_task(move |_, stop| async move {
             begin();
             let mut ticks = interval(SERIAL_INTERVAL);

@@ -48,9 +48,10 @@ impl Cluster {
         let mut names: ZoneNames = ["", &server].into_iter().filter_map(|own| name_at(own, zone)).collect();
         for (key, entry) in index.services() {
             let base = name_below([&**key], zone);
-            if external.headless {
-                names.extend(names_of(entry, base));
-            } else if !index.externals(key).0.is_empty() {
+            // Any label below a Service with external addresses stands for these: only ports are listed.
+            if index.externals(key).0.is_empty() {
+                names.extend(names_of(entry, base.filter(|_| external.headless)));
+            } else {
                 let ports = entry.service.iter().flat_map(|service| &service.ports);
                 names.extend(base.iter().flat_map(|base| port_names(ports.clone(), base)));
                 names.extend(base);

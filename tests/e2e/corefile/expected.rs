@@ -35,7 +35,8 @@ pub const EXPECTED: &[Expected] = &[
         at: &[("whoami", "* opcode=4", "rcode flags additional")],
     },
     Expected {
-        reason: "Zone transfers are refused before any plugin is asked: their answer can't be one message.",
+        reason: "Without *transfer*, zone transfers are refused before any plugin is asked. CoreDNS answers them \
+                 like queries.",
         at: &[("whoami", "* AXFR*", "rcode flags additional")],
     },
     Expected {

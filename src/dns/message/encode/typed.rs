@@ -5,7 +5,7 @@ use hickory_proto::op::{Metadata, Query, ResponseCode};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use hickory_proto::serialize::binary::{BinEncodable, BinEncoder, NameEncoding};
 
-use crate::dns::message::compress::{CompressingWriter, FIXED, RecordOffset};
+use crate::dns::message::compress::{CompressingWriter, RecordOffset, fixed};
 use crate::dns::message::header::{HEADER, MIN_UDP};
 use crate::dns::message::sections::Sections;
 use crate::model::names;
@@ -55,7 +55,8 @@ pub(in crate::dns::message) fn encode_sections(
                 Err(ProtoError::MaxBufferSizeExceeded(_)) => break 'sections,
                 written => written?,
             }
-            let Some(offset) = writer.record(&owner, fixed(record), &rdata, room) else { break 'sections };
+            let fixed = fixed(record.record_type().into(), record.dns_class.into(), record.ttl);
+            let Some(offset) = writer.record(&owner, fixed, &rdata, room) else { break 'sections };
             offsets.push(offset);
         }
     }
@@ -85,13 +86,6 @@ pub(super) fn is_referral(
         }
     }
     has_ns
-}
-
-/// Returns type, class and TTL of a record.
-fn fixed(record: &Record) -> [u8; FIXED - 2] {
-    let [rtype, class] = [record.record_type().into(), record.dns_class.into()].map(u16::to_be_bytes);
-    let ttl = record.ttl.to_be_bytes();
-    [rtype[0], rtype[1], class[0], class[1], ttl[0], ttl[1], ttl[2], ttl[3]]
 }
 
 /// Writes the data of a record without compression into an empty buffer.
@@ -151,7 +145,7 @@ pub(super) fn finish_message(
 }
 
 /// Returns the header of a response (RFC 1035 section 4.1.1, with AD and CD of RFC 4035 section 3.2).
-fn header(metadata: &Metadata, [answers, authorities, additionals]: [u16; 3]) -> [u8; HEADER] {
+pub(super) fn header(metadata: &Metadata, [answers, authorities, additionals]: [u16; 3]) -> [u8; HEADER] {
     const RESPONSE: u8 = 0x80;
     let flag = |is_set, bit: u8| u8::from(is_set) << bit;
     let mut header = [0; HEADER];

@@ -4,7 +4,7 @@ use hickory_proto::op::Metadata;
 use hickory_proto::rr::{DNSClass, RecordType};
 
 use super::{WireMessage, WireRecord};
-use crate::dns::message::compress::{CompressingWriter, FIXED};
+use crate::dns::message::compress::{CompressingWriter, FIXED, fixed};
 use crate::dns::message::header::HEADER;
 use crate::dns::message::validity::Section;
 
@@ -42,10 +42,7 @@ impl ReplyWriter {
         if self.is_cut {
             return false;
         }
-        let mut fixed = [0; FIXED - 2];
-        fixed[..2].copy_from_slice(&rtype.to_be_bytes());
-        fixed[2..4].copy_from_slice(&u16::from(DNSClass::IN).to_be_bytes());
-        fixed[4..].copy_from_slice(&ttl.to_be_bytes());
+        let fixed = fixed(rtype, DNSClass::IN.into(), ttl);
         let added = self.writer.record(owner, fixed, data, u16::MAX.into()).and_then(WireRecord::of);
         self.is_cut |= added.is_none() && section == Section::Answer;
         let Some(record) = added else { return false };

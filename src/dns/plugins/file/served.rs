@@ -14,6 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::OutdatedFlag;
 use crate::dns::zone::{FileVersion, Zone};
@@ -124,6 +125,16 @@ impl ZoneMap {
     pub(in crate::dns::plugins) fn outdated(&self) -> &OutdatedFlag {
         &self.outdated
     }
+
+    /// Returns the zone with this origin, for a transfer.
+    pub(in crate::dns::plugins) fn transferred(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        let zone = self.zones.get(&*whole_wire_name(origin))?;
+        Some(Arc::clone(zone) as Arc<dyn TransferredZone>)
+    }
+
+    pub(in crate::dns::plugins) fn origins(&self) -> Vec<Name> {
+        self.zones.values().map(|zone| zone.origin.clone()).collect()
+    }
 }
 
 /// Returns a name without its first label; `None` for the root.
@@ -209,6 +220,21 @@ impl FileZone {
         if let Some(before) = self.zone.swap(Some(Arc::new(zone))) {
             before.outdated().set();
         }
+    }
+}
+
+impl TransferredZone for FileZone {
+    fn serial(&self) -> Option<u32> {
+        self.zone().map(|zone| zone.serial())
+    }
+
+    fn soa(&self) -> Option<ZoneRecord> {
+        self.zone()?.soa()
+    }
+
+    fn state(&self) -> Option<ZoneState> {
+        let zone = self.zone()?;
+        Some(ZoneState { soa: zone.soa()?, records: Box::new(zone.records_without_soa()) })
     }
 }
 

@@ -1,6 +1,9 @@
 //! Zones of `kubernetes` and `k8s_external` for zone transfers: what questions are answered with, for each name that the
 //! objects have.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -18,8 +21,10 @@ use crate::store::cluster::names::ZoneNames;
 use crate::store::cluster::records::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
 use crate::store::cluster::{Cluster, View};
 
-/// The types of records that names of a forward zone may have. A CNAME record goes before all others.
+/// The types of records that names of a forward zone may have. A CNAME record goes before all others, but at the name of a
+/// port.
 const TYPES: [u16; 5] = [CNAME, A, AAAA, SRV, TXT];
+const TYPES_OF_PORT: [u16; 3] = [A, AAAA, SRV];
 
 /// The zones of `k8s_external` in the block.
 #[derive(Debug)]
@@ -79,21 +84,28 @@ impl TransferredZone for TransferredClusterZone {
         self.cluster.is_listed().then(serial)
     }
 
+    fn soa(&self) -> Option<ZoneRecord> {
+        self.serial()?;
+        self.records(&self.origin, &[SOA], |_| false).into_iter().next()
+    }
+
     fn state(&self) -> Option<ZoneState> {
         let serial = ChangeSerial::fixed(self.serial.advance());
         // After the serial: it must not be newer than the records.
         let at = Self { serial, cluster: Arc::new(self.cluster.copy()), ..self.clone() };
-        if !at.cluster.is_listed() {
-            return None;
-        }
-        let soa = at.records(&at.origin, &[SOA], |_| false).into_iter().next()?;
+        let soa = at.soa()?;
         let names = at.names();
         let is_glue = |owner: &[u8]| owner.ends_with(&at.origin) && !names.contains(owner);
         let of_zone = at.records(&at.origin, &[NS, PTR], is_glue);
         let origin = at.origin.clone();
         let below = names.into_iter().filter(move |name| **name != *origin);
-        let types = if is_reverse(&at.origin) { &[PTR][..] } else { &TYPES };
-        let below = below.flat_map(move |name| at.records(&name, types, |_| false));
+        let is_reverse = is_reverse(&at.origin);
+        let types = move |name: &[u8]| match name.get(1) {
+            _ if is_reverse => &[PTR][..],
+            Some(b'_') => &TYPES_OF_PORT,
+            _ => &TYPES,
+        };
+        let below = below.flat_map(move |name| at.records(&name, types(&name), |_| false));
         Some(ZoneState { soa, records: Box::new(of_zone.into_iter().chain(below)) })
     }
 }

@@ -1,5 +1,6 @@
 //! A connection: reads queries, and writes answers in any order (RFC 7766 sections 6.2.1.1 and 7).
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ use super::connection_limit::{BufferedReply, ConnectionPermit};
 use super::framing::{ReadBuffer, WriteHalf};
 use super::thread_cache::{ThreadCache, with_thread_cache};
 use crate::dns::chain::handler::Handler;
+use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
 
@@ -31,6 +33,8 @@ const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read and discarded after the last allowed query, unless the client closes the
 /// connection earlier.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for hours.
+const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
 /// How long a connection is read after the stop, if the client has sent that much.
 const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
 
@@ -80,6 +84,8 @@ struct Session {
     input: ReadBuffer,
     output: WriteHalf,
     waiting: JoinSet<io::Result<Option<BufferedReply>>>,
+    /// Replies whose first message was sent, and since when.
+    transfers: VecDeque<(Box<MessageSequence>, Instant)>,
     /// Whether further queries are read.
     open: bool,
     /// The number of queries that the client may still send.
@@ -96,10 +102,20 @@ struct Unanswered {
 
 impl Session {
     fn new(connection: Connection, protocol: Protocol) -> Self {
-        let (input, output, waiting) = Default::default();
+        let (input, output, waiting, transfers) = Default::default();
         let (remaining_queries, last_finished_at) = (connection.limits.queries, Instant::now());
         let open = true;
-        Self { connection, protocol, input, output, waiting, open, remaining_queries, last_finished_at }
+        Self {
+            connection,
+            protocol,
+            input,
+            output,
+            waiting,
+            transfers,
+            open,
+            remaining_queries,
+            last_finished_at,
+        }
     }
 
     async fn run(
@@ -114,6 +130,10 @@ impl Session {
         let mut last_read_at = None;
         loop {
             self.take_queries().await?;
+            if self.push_following()? {
+                // Other connections of this thread are served in between.
+                tokio::task::yield_now().await;
+            }
             // Queries that the kernel has already received were sent before the stop.
             if let Some(last_read_at) = last_read_at
                 && self.open
@@ -133,11 +153,11 @@ impl Session {
             let written = futures::poll!(pin!(self.output.write(&mut writer)));
             if let Poll::Ready(written) = written {
                 written?;
-                if !self.output.is_empty() || self.may_take() {
+                if !self.output.is_empty() || !self.transfers.is_empty() || self.may_take() {
                     continue;
                 }
             }
-            if !self.open && self.waiting.is_empty() && self.output.is_empty() {
+            if !self.open && self.is_idle() {
                 break;
             }
             let deadline = self.deadline();
@@ -168,7 +188,7 @@ impl Session {
 
     /// Ends the connection after the last answer.
     async fn shut_down(
-        &self,
+        &mut self,
         mut reader: impl AsyncRead + Unpin,
         mut writer: impl AsyncWrite + Unpin,
     ) -> io::Result<()> {
@@ -204,7 +224,8 @@ impl Session {
                         cache.response_cache.insert(key, client, *wire_response, Instant::now())
                     });
                 }
-                limiter.hold(client, answer.bytes).map(Some)
+                let following = answer.following;
+                limiter.hold(client, answer.bytes).map(|reply| Some(BufferedReply { following, ..reply }))
             });
             // Answers that need no waiting are sent at once, regardless of tokio's budget for this task.
             match (futures::poll!(unconstrained(&mut answering)), failure) {
@@ -272,6 +293,28 @@ impl Session {
         Ok(unanswered)
     }
 
+    /// Adds the next message of a transfer, if the client has read most of what precedes it. Returns whether there was one.
+    fn push_following(&mut self) -> io::Result<bool> {
+        if self.connection.stop.is_cancelled() {
+            // They could take minutes. The client sees that they aren't whole, and comes again.
+            self.transfers.clear();
+        }
+        let Some((transfer, _)) = self.transfers.front_mut().filter(|_| !self.output.is_full()) else {
+            return Ok(false);
+        };
+        match self.connection.handler.next_message(transfer)? {
+            Some(bytes) => {
+                let reply = self.connection.permit.limiter().hold(self.connection.client, bytes)?;
+                self.output.push(&reply.bytes, reply.held);
+            }
+            None => {
+                self.transfers.pop_front();
+                self.answered(None)?;
+            }
+        }
+        Ok(true)
+    }
+
     /// Returns whether the next query may be taken: the limit of queries isn't reached, the query is complete, and
     /// there is room for its answer.
     fn may_take(&self) -> bool {
@@ -288,13 +331,17 @@ impl Session {
     /// # Errors
     /// If too many bytes are unread.
     fn answered(&mut self, answer: Option<BufferedReply>) -> io::Result<()> {
-        if let Some(BufferedReply { bytes, held }) = answer {
+        if let Some(BufferedReply { bytes, held, following }) = answer {
             if held.is_none() && self.output.is_full() {
                 return Err(self.connection.permit.limiter().too_many_unread_bytes());
             }
             self.output.push(&bytes, held);
+            if let Some(following) = following {
+                self.connection.permit.set_busy();
+                self.transfers.push_back((following, Instant::now()));
+            }
         }
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() && self.transfers.is_empty() {
             self.last_finished_at = Instant::now();
             self.connection.permit.set_idle();
         } else {
@@ -313,11 +360,12 @@ impl Session {
         let rested = if partial.is_some() { rested.map(|end| end + read) } else { rested };
         let partial = partial.map(|since| since + read);
         let unread = self.output.since().map(|since| since + write);
-        [rested, partial, unread].into_iter().flatten().min()
+        let transfer = self.transfers.front().map(|(_, since)| *since + TRANSFER_TIMEOUT);
+        [rested, partial, unread, transfer].into_iter().flatten().min()
     }
 
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.output.is_empty()
+        self.waiting.is_empty() && self.output.is_empty() && self.transfers.is_empty()
     }
 }
 

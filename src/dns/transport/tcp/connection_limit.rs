@@ -11,6 +11,7 @@ use futures::future::{AbortHandle, AbortRegistration};
 use parking_lot::Mutex;
 use tracing::warn;
 
+use crate::dns::message::encode::MessageSequence;
 use crate::dns::net::{percent_of_file_limit, unmapped};
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 use crate::dns::transport::metrics::TransportMetrics;
@@ -145,7 +146,7 @@ impl ConnectionLimiter {
         if held.is_none() && bytes.len() > SMALL_REPLY_BYTES {
             return Err(self.too_many_unread_bytes());
         }
-        Ok(BufferedReply { bytes, held })
+        Ok(BufferedReply { bytes, held, following: None })
     }
 
     /// Counts a connection that is closed, and returns the error for it.
@@ -249,6 +250,8 @@ pub struct BufferedReply {
     /// The quota that the unread bytes take. Without it, the answer may be sent only while few bytes of the connection
     /// are unread.
     pub held: Option<QuotaGuard>,
+    /// The messages after this one, which aren't encoded yet.
+    pub following: Option<Box<MessageSequence>>,
 }
 
 #[cfg(test)]

@@ -307,7 +307,7 @@ impl Worker {
             self.enqueue(backlog, is_about_own_names, QueryProgress::UnderWay(answering), peer, key);
             return None;
         };
-        let EncodedReply { bytes, wire_response } = answer?;
+        let EncodedReply { bytes, wire_response, .. } = answer?;
         if let (Some(key), Some(wire_response)) = (key, wire_response) {
             response_cache.insert(key, unmapped(peer.address).ip(), *wire_response, Instant::now());
         }
@@ -363,7 +363,7 @@ impl Worker {
             });
             let answer = answer.await;
             drop(guard);
-            let Some(EncodedReply { bytes, wire_response }) = answer else {
+            let Some(EncodedReply { bytes, wire_response, .. }) = answer else {
                 return Finished { answer: None, insert: None };
             };
             let insert = key.zip(wire_response).map(|(key, wire_response)| (key, client, wire_response));

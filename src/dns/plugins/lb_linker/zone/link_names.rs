@@ -177,7 +177,9 @@ impl LinkNames {
         let links = if self.has_default_names { store.links() } else { Vec::new() };
         for link in links {
             let Some(dotted) = link.key.dotted() else { continue };
-            for (name, protocol) in link.ports.iter().filter_map(|port| Some((port.name.as_ref()?, &port.protocol))) {
+            for (name, protocol) in
+                link.ports.iter().filter_map(|port| Some((port.name.as_ref()?, &port.protocol)))
+            {
                 let labels = [name, protocol].map(|label| format!("_{label}"));
                 let Some(service) = names::wire(labels.iter().map(String::as_bytes)) else { continue };
                 all.insert([service, dotted.clone()].concat());

@@ -7,19 +7,14 @@ use hickory_proto::rr::{Name, RecordType};
 
 use super::{Hop, Zone, ZoneKind};
 use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use crate::model::owner::Source;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::change_time::ChangeSerial;
 use crate::store::{Input, Store};
 
 /// The types of records that names of a forward zone may have. A CNAME record goes before all others.
-const TYPES: [RecordType; 6] = [
-    RecordType::CNAME,
-    RecordType::A,
-    RecordType::AAAA,
-    RecordType::SRV,
-    RecordType::TXT,
-    RecordType::MX,
-];
+const TYPES: [RecordType; 6] =
+    [RecordType::CNAME, RecordType::A, RecordType::AAAA, RecordType::SRV, RecordType::TXT, RecordType::MX];
 
 /// A zone of `lb_linker` that is transferred.
 #[derive(Clone, Debug)]
@@ -38,15 +33,17 @@ impl TransferredZone for TransferredLinkZone {
         self.zone.serial.as_ref().filter(|_| self.zone.is_whole(&self.store)).map(serial)
     }
 
+    fn soa(&self) -> Option<ZoneRecord> {
+        self.serial()?;
+        self.records(self.zone.origin(), &[RecordType::SOA]).into_iter().next()
+    }
+
     fn state(&self) -> Option<ZoneState> {
         let serial = self.zone.serial.as_ref()?.advance();
         let zone = Zone { serial: Some(ChangeSerial::fixed(serial)), ..self.zone.clone() };
         // After the serial: it must not be newer than the records.
         let at = Self { zone, store: Arc::new(self.store.copy()), ..self.clone() };
-        if !at.zone.is_whole(&at.store) {
-            return None;
-        }
-        let soa = at.records(at.zone.origin(), &[RecordType::SOA]).into_iter().next()?;
+        let soa = at.soa()?;
         let names = at.zone.names(&at.store).into_iter();
         Some(ZoneState { soa, records: Box::new(names.flat_map(move |name| at.records_at(&name))) })
     }
@@ -82,7 +79,7 @@ impl TransferredLinkZone {
     }
 
     /// Returns whether the names that lead to the host of SRV records are allowed, for every client.
-    fn allows(&self, hops: &[Hop]) -> bool {
+    pub(super) fn allows(&self, hops: &[Hop]) -> bool {
         hops.iter().all(|Hop { name, target_of }| {
             let Some(link) = target_of else { return true };
             let namespace = link.key.namespace();
@@ -107,7 +104,8 @@ impl Zone {
         }
         let lacks_names = || {
             let mut zones = std::iter::once(&self.configured).chain(&*self.domains);
-            store.has_unknown_namespaces() || zones.any(|zone| store.unlisted_source(zone).is_some())
+            self.configured.has(&Source::SERVICES) && store.has_unknown_namespaces()
+                || zones.any(|zone| store.unlisted_source(zone).is_some())
         };
         store.is_known(Input::Services) && (self.is_reverse() || !lacks_names())
     }

@@ -418,7 +418,7 @@ async fn small_answers_have_no_more_time_than_a_large_one() {
 #[tokio::test(start_paused = true)]
 async fn answers_without_quota_are_limited_by_the_unread_bytes() {
     let mut session = Session::new(connection(&CancellationToken::new()), Protocol::Tcp);
-    let small = || Some(BufferedReply { bytes: vec![0; 1000], held: None });
+    let small = || Some(BufferedReply { bytes: vec![0; 1000], held: None, following: None });
     for _ in 0..5 {
         session.answered(small()).unwrap();
     }
@@ -483,3 +483,5 @@ async fn plain_query_to_a_tls_listener_closes_the_connection() {
     assert!(serving.await.unwrap().is_err());
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
+
+mod transfers;

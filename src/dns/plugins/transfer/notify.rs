@@ -1,0 +1,201 @@
+//! Tells secondary servers that a zone has changed (RFC 1996).
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_proto::rr::{Name, RecordType};
+use parking_lot::Mutex;
+use tokio::net::UdpSocket;
+use tokio::sync::Semaphore;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{TransferLine, line_of};
+use crate::dns::chain::server::Server;
+use crate::dns::chain::zone_state::ZoneRecord;
+use crate::dns::message::header::{HEADER, QUESTION_NAME};
+use crate::dns::message::presentation::{lower_name_text, rcode_text};
+use crate::dns::message::query::whole_wire_name;
+use crate::model::line_limit::LineLimit;
+
+/// How often the serials are looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The minimum time between two changes of a zone that secondary servers are told of.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How often a secondary server is told until it answers. RFC 1996 section 3.6 proposes 5 times, 60 seconds apart.
+const TRIES: u32 = 5;
+/// The time between the first two tries; it doubles.
+const RETRY: Duration = Duration::from_secs(5);
+/// How long a socket waits for the answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum number of sockets.
+const MAX_SOCKETS: usize = 100;
+/// The second byte of the flags: opcode NOTIFY and AA (RFC 1996 section 3.6).
+const NOTIFY: u8 = 4 << 3 | 4;
+
+/// Looks at the serials of the zones until `stop` is cancelled, and tells the secondary servers of changes.
+pub(super) async fn run(server: Arc<Server>, lines: Arc<[TransferLine]>, stop: CancellationToken) {
+    let mut notifier = Notifier { lines, ..Notifier::default() };
+    let mut ticks = interval(INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+        notifier.look(&server);
+    }
+}
+
+#[derive(Default)]
+struct Notifier {
+    lines: Arc<[TransferLine]>,
+    told: HashMap<Name, Told>,
+    /// The messages that aren't answered yet, by zone and secondary server.
+    running: HashMap<(Name, SocketAddr), AbortHandle>,
+    /// Dropping it ends them.
+    tasks: JoinSet<()>,
+    shared: Arc<Shared>,
+}
+
+/// What the secondary servers of a zone were told last.
+struct Told {
+    serial: u32,
+    at: Instant,
+}
+
+struct Shared {
+    sockets: Semaphore,
+    warnings: Mutex<LineLimit>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self { sockets: Semaphore::new(MAX_SOCKETS), warnings: Mutex::default() }
+    }
+}
+
+impl Notifier {
+    /// Begins to tell the secondary servers of zones whose serial has changed.
+    fn look(&mut self, server: &Server) {
+        while self.tasks.try_join_next().is_some() {}
+        self.running.retain(|_, task| !task.is_finished());
+        let origins = origins(server, &self.lines);
+        self.told.retain(|origin, _| origins.contains(origin));
+        for origin in origins {
+            self.look_at(server, origin);
+        }
+    }
+
+    fn look_at(&mut self, server: &Server, origin: Name) {
+        let Some(line) = line_of(&self.lines, &origin).filter(|line| !line.to.is_empty()) else { return };
+        let Some(zone) = server.transferred_zone(&origin) else { return };
+        let now = Instant::now();
+        let told = self.told.get(&origin);
+        let has_pause = told.is_some_and(|told| now < told.at + PAUSE);
+        let Some(serial) =
+            zone.serial().filter(|serial| !has_pause && told.is_none_or(|told| told.serial != *serial))
+        else {
+            return;
+        };
+        self.told.insert(origin.clone(), Told { serial, at: now });
+        let message = message(&origin, zone.soa());
+        for to in &line.to {
+            let source = line.source.filter(|source| source.is_ipv4() == to.is_ipv4());
+            let secondary = Secondary { origin: origin.clone(), to: *to, source };
+            let task = self.tasks.spawn(secondary.notify(message.clone(), Arc::clone(&self.shared)));
+            if let Some(before) = self.running.insert((origin.clone(), *to), task) {
+                before.abort();
+            }
+        }
+    }
+}
+
+/// Returns the zones that the lines may be about.
+fn origins(server: &Server, lines: &[TransferLine]) -> BTreeSet<Name> {
+    let named = lines.iter().flat_map(|line| line.zones.all().iter().cloned());
+    let of_block = server.blocks().map(|(zone, _)| zone.clone());
+    let of_plugins = server.plugins().flat_map(|plugin| plugin.transferred_origins());
+    named.chain(of_block).chain(of_plugins).map(|origin| origin.to_lowercase()).collect()
+}
+
+/// Returns the message without its id. The SOA record is a hint (RFC 1996 section 3.7).
+fn message(origin: &Name, soa: Option<ZoneRecord>) -> Vec<u8> {
+    let mut message = vec![0, 0, NOTIFY, 0, 0, 1, 0, u8::from(soa.is_some()), 0, 0, 0, 0];
+    let fixed = [u16::from(RecordType::SOA), 1].map(u16::to_be_bytes);
+    message.extend(whole_wire_name(origin));
+    message.extend(fixed.as_flattened());
+    if let Some(ZoneRecord { ttl, data, .. }) = soa {
+        message.extend(QUESTION_NAME);
+        message.extend(fixed.as_flattened());
+        message.extend(ttl.to_be_bytes());
+        // Two names and five numbers.
+        message.extend(u16::try_from(data.len()).unwrap_or_default().to_be_bytes());
+        message.extend(data);
+    }
+    message
+}
+
+struct Secondary {
+    origin: Name,
+    to: SocketAddr,
+    source: Option<IpAddr>,
+}
+
+impl Secondary {
+    /// Sends the message until it is answered.
+    async fn notify(self, mut message: Vec<u8>, shared: Arc<Shared>) {
+        let mut problem = io::Error::from(ErrorKind::TimedOut);
+        for wait in (0..TRIES).map(|number| RETRY * 2_u32.pow(number)) {
+            let next = {
+                let Ok(_socket) = shared.sockets.acquire().await else { return };
+                message[..2].copy_from_slice(&rand::random::<u16>().to_be_bytes());
+                let next = Instant::now() + wait;
+                match timeout(ANSWER_TIMEOUT, self.exchange(&message)).await {
+                    Ok(Ok(0)) => return debug!("NOTIFY of {} to {}: answered", self.origin, self.to),
+                    Ok(Ok(rcode)) => {
+                        let rcode = rcode_text(u16::from(rcode).into());
+                        return self.warn(&shared, &format!("answers NOTIFY with {rcode}"));
+                    }
+                    Ok(Err(error)) => problem = error,
+                    Err(_) => {}
+                }
+                next
+            };
+            sleep_until(next).await;
+        }
+        self.warn(&shared, &format!("doesn't answer NOTIFY: {problem}"));
+    }
+
+    /// Sends the message, and returns the rcode of the answer.
+    async fn exchange(&self, message: &[u8]) -> io::Result<u8> {
+        let any = if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((self.source.unwrap_or(any), 0)).await?;
+        // Datagrams of other addresses aren't received.
+        socket.connect(self.to).await?;
+        socket.send(message).await?;
+        let mut answer = [0; 512];
+        loop {
+            let length = socket.recv(&mut answer).await?;
+            let is_answer = answer[2] & 0xf8 == 0x80 | NOTIFY & 0xf8;
+            if length >= HEADER && answer[..2] == message[..2] && is_answer {
+                return Ok(answer[3] & 0x0f);
+            }
+        }
+    }
+
+    fn warn(&self, shared: &Shared, what: &str) {
+        if let Some(omitted) = shared.warnings.lock().take(std::time::Instant::now()) {
+            let more = if omitted == 0 {
+                String::new()
+            } else {
+                format!("; {omitted} lines like this were left out before")
+            };
+            warn!("zone {}: the secondary server {} {what}{more}", lower_name_text(&self.origin), self.to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

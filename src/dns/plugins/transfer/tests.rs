@@ -1,0 +1,167 @@
+use std::fs;
+
+use hickory_proto::op::OpCode;
+
+use super::*;
+use crate::dns::chain::server::Server;
+use crate::dns::plugins::tests::support::{TestServer, show};
+
+const SOA: &str = "example.org. 60 IN SOA ns.example.org. host.example.org. 7 1 2 3 4";
+
+/// A zone with serial 7 and 4 records, and a client by TCP.
+fn server(transfer: &str) -> (tempfile::TempDir, TestServer) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("db");
+    fs::write(&file, "$TTL 60\n@ SOA ns host 7 1 2 3 4\n@ NS ns\nns A 192.0.2.1\nsub A 192.0.2.2\n").unwrap();
+    let lines = format!("file {} example.org\n{transfer}\nwhoami", file.display());
+    let mut server = TestServer::block(&lines);
+    server.request.protocol = Protocol::Tcp;
+    (directory, server)
+}
+
+/// Returns the reply as text, and the number of records of a transfer.
+async fn ask(server: &TestServer, question: &str, serial: Option<u32>) -> (String, Option<usize>) {
+    // hickory-proto doesn't parse IXFR.
+    let mut request = server.request(&question.replace("IXFR", "AXFR"));
+    if question.ends_with("IXFR") {
+        request.query.set_query_type(RecordType::IXFR);
+    }
+    request.soa_serial = serial;
+    let reply = Server::serve(&mut request).await.unwrap();
+    let records = reply.stream.as_ref().and_then(RecordStream::take).map(Iterator::count);
+    (show(&reply), records)
+}
+
+#[tokio::test]
+async fn transfers_are_answered_by_serial_and_transport() {
+    let (_directory, mut server) = server("transfer example.org {\nto 10.0.0.1:5300\n}");
+    let soa = format!("NOERROR aa | {SOA} | |");
+    let whole = (soa.clone(), Some(5));
+    let alone = (soa, None);
+    let refused = ("REFUSED | | |".to_owned(), None);
+    let malformed = ("FORMERR | | |".to_owned(), None);
+    for (question, serial, by_tcp, by_udp) in [
+        ("example.org. AXFR", None, &whole, &refused),
+        ("EXAMPLE.org. IXFR", Some(6), &whole, &alone),
+        ("example.org. IXFR", Some(7), &alone, &alone),
+        ("example.org. IXFR", Some(8), &alone, &alone),
+        ("example.org. IXFR", Some(7 + (1 << 31)), &alone, &alone),
+        ("example.org. IXFR", Some(8 + (1 << 31)), &whole, &alone),
+        ("example.org. IXFR", None, &malformed, &malformed),
+        ("sub.example.org. AXFR", None, &refused, &refused),
+        ("example.net. AXFR", None, &refused, &refused),
+        ("example.org. CH AXFR", None, &refused, &refused),
+    ] {
+        for (protocol, expected) in
+            [(Protocol::Tcp, by_tcp), (Protocol::Tls, by_tcp), (Protocol::Udp, by_udp)]
+        {
+            server.request.protocol = protocol;
+            let (text, records) = ask(&server, question, serial).await;
+            let text = text.replace("EXAMPLE.org", "example.org");
+            assert_eq!((&text, &records), (&expected.0, &expected.1), "{question} {serial:?} {protocol}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_listed_clients_get_the_zone_of_the_longest_line() {
+    let lines = "transfer . {\nto *\n}\ntransfer example.org {\nto 10.0.0.2 2001:db8::1\n}";
+    let (_directory, server) = server(lines);
+    for (client, expected) in
+        [("10.0.0.1", None), ("10.0.0.2", Some(5)), ("2001:db8::1", Some(5)), ("2001:db8::2", None)]
+    {
+        let server = server.clone().from(client);
+        assert_eq!(ask(&server, "example.org. AXFR", None).await.1, expected, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn other_requests_pass_transfer_unchanged() {
+    let (_directory, mut server) = server("transfer {\nto *\n}");
+    assert!(ask(&server, "sub.example.org. A", None).await.0.starts_with("NOERROR aa | sub.example.org."));
+    server.request.metadata.op_code = OpCode::Notify;
+    assert_eq!(ask(&server, "example.org. SOA", None).await.0, "NOTIMP | | |");
+}
+
+#[tokio::test]
+async fn blocks_without_transfer_refuse_transfers() {
+    let (_directory, server) = server("");
+    assert_eq!(ask(&server, "example.org. AXFR", None).await.0, "REFUSED | | |");
+}
+
+#[tokio::test]
+async fn zone_without_a_file_gets_servfail() {
+    let lines = "file /nonexistent/db example.org\ntransfer {\nto *\n}";
+    let mut server = TestServer::block(lines);
+    server.request.protocol = Protocol::Tcp;
+    assert_eq!(ask(&server, "example.org. AXFR", None).await.0, "SERVFAIL | | |");
+}
+
+#[tokio::test]
+async fn a_client_has_one_transfer_and_the_process_four() {
+    let (_directory, server) = server("transfer {\nto *\n}");
+    let transfer = async |last: u8| {
+        let server = server.clone().from(&format!("10.0.0.{last}"));
+        let reply = server.reply("example.org. AXFR").await.unwrap();
+        (reply.metadata.response_code == ResponseCode::NoError).then_some(reply)
+    };
+    let mut transfers = Vec::new();
+    for (client, is_served) in [(1, true), (1, false), (2, true), (3, true), (4, true), (5, false)] {
+        let reply = transfer(client).await;
+        assert_eq!(reply.is_some(), is_served, "{client}");
+        transfers.extend(reply);
+    }
+    transfers.pop();
+    assert!(transfer(5).await.is_some());
+}
+
+#[tokio::test]
+async fn transfer_is_one_state_of_the_zone() {
+    let (directory, server) = server("transfer {\nto *\n}");
+    let reply = server.reply("example.org. AXFR").await.unwrap();
+    let mut records = reply.stream.unwrap().take().unwrap();
+    let first = records.next();
+    let file = directory.path().join("db");
+    fs::write(&file, "$TTL 60\n@ SOA ns host 8 1 2 3 4\n@ NS ns\n").unwrap();
+    let registry = &server.shared.zones;
+    let origin = Name::from_ascii("example.org.").unwrap();
+    registry.zone(file, origin).refresh(true);
+    assert_eq!(ask(&server.clone().from("10.0.0.2"), "example.org. AXFR", None).await.1, Some(3));
+    assert_eq!(records.by_ref().count(), 4);
+    assert_eq!(first.unwrap().serial(), Some(7));
+}
+
+#[test]
+fn invalid_lines_of_transfer_are_rejected_with_their_position() {
+    for (lines, expected) in [
+        ("transfer", format!("Corefile:2:1: transfer needs the option to, with {ADDRESSES}")),
+        (
+            "transfer {\nsource 192.0.2.1\n}",
+            format!("Corefile:2:1: transfer needs the option to, with {ADDRESSES}"),
+        ),
+        ("transfer {\nto\n}", format!("Corefile:3:1: to needs {ADDRESSES}")),
+        ("transfer {\nto example.com\n}", format!("Corefile:3:4: \"example.com\" isn't {ADDRESSES}")),
+        ("transfer {\nto 192.0.2.1:0\n}", format!("Corefile:3:4: \"192.0.2.1:0\" isn't {ADDRESSES}")),
+        ("transfer {\nto [::1]\n}", format!("Corefile:3:4: \"[::1]\" isn't {ADDRESSES}")),
+        ("transfer {\nto 10.0.0.0/8\n}", format!("Corefile:3:4: \"10.0.0.0/8\" isn't {ADDRESSES}")),
+        ("transfer {\nto fe80::1%none\n}", "Corefile:3:4: there is no network interface \"none\"".to_owned()),
+        ("transfer {\nto *\nsource a\n}", "Corefile:4:8: \"a\" isn't an IP address".to_owned()),
+        (
+            "transfer {\nto *\nsource ::1\nsource ::2\n}",
+            "Corefile:5:1: source can be there only once in a line of transfer".to_owned(),
+        ),
+        (
+            "transfer {\nfrom *\n}",
+            "Corefile:3:1: transfer has no option \"from\"; it has to, source".to_owned(),
+        ),
+        (
+            "transfer a b {\nto *\n}\ntransfer B {\nto *\n}",
+            "Corefile:5:1: the zone b. has a line of transfer already".to_owned(),
+        ),
+    ] {
+        assert_eq!(TestServer::error(lines), expected);
+    }
+    let valid = "transfer a {\nto 1.2.3.4 5.6.7.8:1053 [1::2]:34 1::2 fe80::1%1 [fe80::1%1]:53 *\n\
+        source 2001:db8::53\n}\ntransfer b {\nto *\n}";
+    TestServer::block(valid);
+}
