@@ -54,8 +54,8 @@ use async_trait::async_trait;
 use hickory_proto::rr::Name;
 
 use super::kubernetes::Kubernetes;
+use super::kubernetes::external_zones::ExternalZones;
 use super::kubernetes::reply::ZoneReply;
-use super::kubernetes::transfers::ExternalZones;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
@@ -132,15 +132,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             to_presentation(zone)
         ))
     }));
-    let labels = |first: &str| {
-        let mut wire = Vec::new();
-        names::push_labels([first].into_iter().chain(rules.apex.split('.')).map(str::as_bytes), &mut wire);
-        wire
-    };
-    let (server, mailbox) = (labels("ns1"), labels("hostmaster"));
-    let transferred = own.all().iter().filter(|zone| setup.is_transferred(zone));
-    let transferred = transferred.map(|zone| whole_wire_name(zone).into()).collect();
-    let zones = Arc::new(ExternalZones { rules, server, mailbox, transferred });
+    let zones = Arc::new(ExternalZones::new(rules, setup.transferred(&own)));
     setup.builder.external = Some(Arc::clone(&zones));
     setup.add_reusable(External { zones, fallthrough });
     Ok(())

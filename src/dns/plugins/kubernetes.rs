@@ -66,12 +66,13 @@
 //!
 
 mod client;
+pub(super) mod external_zones;
 mod options;
 pub(super) use options::{check_kubeconfig, missing_for, verifies_pods};
 pub(super) mod reply;
 #[cfg(test)]
 pub(super) mod tests;
-pub(super) mod transfers;
+mod transfers;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -95,8 +96,9 @@ use crate::store::change_time::ChangeSerial;
 use crate::store::cluster::answer::{Answer, Outcome, Rules, zone_of};
 use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::{Cluster, View};
+use external_zones::ExternalZones;
 use reply::ZoneReply;
-use transfers::{ExternalZones, TransferredClusterZone};
+use transfers::TransferredClusterZone;
 
 const NAME: &str = "kubernetes";
 /// The maximum TTL of the SOA record, in seconds.
@@ -130,9 +132,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         stop.cancelled().await;
     });
     let (ttl_limits, external) = (setup.builder.ttl_limits.clone(), setup.builder.external.clone());
-    let is_transferred = |zone: &&Name| setup.is_transferred(zone);
-    let transferred: Vec<Box<[u8]>> =
-        zones.all().iter().filter(is_transferred).map(|zone| whole_wire_name(zone).into()).collect();
+    let transferred = setup.transferred(&zones);
     let serials = View::ALL.map(|view| ChangeSerial::new(cluster.serial(view)));
     if !transferred.is_empty() || external.as_ref().is_some_and(|zones| !zones.transferred.is_empty()) {
         let cluster = Arc::clone(&cluster);

@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::file::ZoneRegistry;
-use super::kubernetes::transfers::ExternalZones;
+use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
 use super::transfer::TransferSlots;
 use super::ttl_limits::TtlLimits;
@@ -401,6 +401,12 @@ impl Setup<'_> {
     pub fn is_transferred(&self, zone: &Name) -> bool {
         let mut lines = self.block.iter().filter(|line| line.name() == "transfer");
         lines.any(|line| self.zones_or_own(line.arguments()).is_ok_and(|zones| zones.contains(zone)))
+    }
+
+    /// Returns those of some zones for which [`Self::is_transferred`], in wire form.
+    pub(super) fn transferred(&self, zones: &ZoneSet) -> Vec<Box<[u8]>> {
+        let named = zones.all().iter().filter(|zone| self.is_transferred(zone));
+        named.map(|zone| whole_wire_name(zone).into()).collect()
     }
 
     /// Adds a task that brings the serials of transferred zones up to date each second, so that kept answers show them. It

@@ -5,64 +5,24 @@
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use hickory_proto::rr::Name;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::reply::ZoneReply;
+use super::external_zones::ExternalZones;
 use super::zone_reply;
 use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::plugins::ttl_limits::TtlLimits;
 use crate::store::change_time::ChangeSerial;
 use crate::store::cluster::answer::{Outcome, Rules, is_reverse};
-use crate::store::cluster::external::ExternalRules;
 use crate::store::cluster::names::ZoneNames;
 use crate::store::cluster::records::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
-use crate::store::cluster::{Cluster, View};
+use crate::store::cluster::Cluster;
 
 /// The types of records that names of a forward zone may have. A CNAME record goes before all others, but at the name of a
 /// port.
 const TYPES: [u16; 5] = [CNAME, A, AAAA, SRV, TXT];
 const TYPES_OF_PORT: [u16; 3] = [A, AAAA, SRV];
-
-/// The zones of `k8s_external` in the block.
-#[derive(Debug)]
-pub(in crate::dns::plugins) struct ExternalZones {
-    pub(in crate::dns::plugins) rules: ExternalRules,
-    /// The labels of the name server and the mailbox of a zone, in wire form.
-    pub(in crate::dns::plugins) server: Vec<u8>,
-    pub(in crate::dns::plugins) mailbox: Vec<u8>,
-    /// The zones that are transferred, in wire form.
-    pub(in crate::dns::plugins) transferred: Vec<Box<[u8]>>,
-}
-
-impl ExternalZones {
-    /// Returns how replies in a zone are made, but for the bounds of TTLs.
-    pub(in crate::dns::plugins) fn reply<'a>(
-        &'a self,
-        rules: &Rules,
-        origin: &'a [u8],
-        serial: &'a Arc<AtomicU64>,
-    ) -> ZoneReply<'a> {
-        ZoneReply {
-            plugin: "k8s_external",
-            origin,
-            server: &self.server,
-            mailbox: &self.mailbox,
-            soa_ttl: self.rules.ttl,
-            absence: self.rules.ttl,
-            alias_ttl: rules.ttl,
-            limits: None,
-            serial,
-        }
-    }
-
-    /// Returns what the zones show of the objects.
-    pub(in crate::dns::plugins) fn view(&self) -> View {
-        if self.rules.headless { View::ExternalHeadless } else { View::External }
-    }
-}
 
 /// A zone that is transferred.
 #[derive(Clone)]

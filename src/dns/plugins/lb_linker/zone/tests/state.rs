@@ -174,7 +174,7 @@ fn secondary_has_each_record_that_queries_get_and_no_other() {
         let asked = ASKED.into_iter().chain(HOSTS).map(str::to_owned).chain(dotted);
         let is_wild = records.iter().any(|record| record.owner.starts_with(b"\x01*"));
         for below in asked {
-            let name = name(&format!("{below}.lb.internal.").trim_start_matches('.').to_owned());
+            let name = name(format!("{below}.lb.internal.").trim_start_matches('.'));
             for qtype in TYPES {
                 let (exists, expected) = of_query(&zone, &name, qtype);
                 let (has, found) = of_secondary(&secondary, &name, qtype);
