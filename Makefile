@@ -1,7 +1,7 @@
 # For GNU make. The prerequisites of a target run one after the other, because they share cargo's build directory.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo recording test test-release bench bench-cluster chaos soak build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-linker has-cargo-fuzz
+.PHONY: help demo recording test test-release bench bench-cluster chaos soak peers build static rootfs image lint docs crd control-plane stubs go-programs helm promtool previous fuzz has-rust has-linker has-cargo-fuzz
 
 # The minimum version of Rust.
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -67,6 +67,9 @@ soak: build control-plane ## disturb two replicas at random for an hour at 2,000
 	LB_LINKER_SOAK_MINUTES=$(or $(LB_LINKER_SOAK_MINUTES),60) \
 	    LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/soak/lb-linker" \
 	    cargo test --locked --test e2e -- --exact model::soak::soak_answers_match_the_model --nocapture
+
+peers: build ## transfer zones to BIND, Knot and NSD (needs the Debian packages bind9, bind9-dnsutils, knot, nsd)
+	tests/transfers/peers
 
 lint: has-linker ## check format, lock files, lints, documentation, and the licenses and sources of dependencies
 	cargo fmt --check

@@ -91,8 +91,9 @@ pub(crate) async fn transferred(server: SocketAddr, question: &Message) -> Resul
         if message.metadata.response_code != ResponseCode::NoError {
             return Err(message.metadata.response_code);
         }
-        assert!(message.metadata.authoritative);
         records.extend(message.answers);
+        // CoreDNS doesn't set AA beside the SOA record alone.
+        assert!(message.metadata.authoritative || records.len() == 1);
         if records.len() == 1 || records[1..].iter().any(|record| serial(record).is_some()) {
             return Ok(records);
         }
@@ -171,23 +172,20 @@ async fn slow_readers_delay_no_answer_and_lose_their_place() {
     let site = CorefileDir::new(&corefile, &[("db", &zone)]);
     let server = Server::start(Program::Linker, &site).await;
     let question = query("example.org. AXFR").to_vec().unwrap();
-    let (mut open, mut refused) = (Vec::new(), 0);
+    let mut open = Vec::new();
+    // The last ones wait for the places of the first ones.
     for last in 1..=10 {
         let mut stream = connect([127, 0, 0, last].into(), server.dns()).await;
         write_message(&mut stream, &question).await;
         let first = timeout(EVENT_TIMEOUT, read_message(&mut stream)).await.expect("a message").unwrap();
-        let first = Message::from_vec(&first).unwrap();
-        refused += usize::from(first.metadata.response_code == ResponseCode::Refused);
+        assert_eq!(Message::from_vec(&first).unwrap().metadata.response_code, ResponseCode::NoError);
         open.push(stream);
     }
-    // Some of the first transfers may have ended by the time of the last questions.
-    assert!((1..=6).contains(&refused), "{refused}");
     let answer = send_udp(server.dns(), &query("ns1.example.org. A").to_vec().unwrap(), EVENT_TIMEOUT).await;
     assert_eq!(Message::from_vec(&answer.unwrap()).unwrap().answers.len(), 1);
-    // The places are free again after the write timeout.
     let ended = |line: &String| line.contains("the connection ended after");
     let looks = async {
-        while server.log().iter().filter(|line| ended(line)).count() < 10 - refused {
+        while server.log().iter().filter(|line| ended(line)).count() < 10 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::file::ZoneRegistry;
 use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
-use super::transfer::TransferSlots;
+use super::transfer::outgoing::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
 use crate::dns::chain::server::{AccessRule, Server};

@@ -13,8 +13,8 @@
 //! names that are no zone's origin, and zones of other plugins get REFUSED; a zone that can't be served at present gets
 //! SERVFAIL.
 //!
-//! At most 4 transfers are under way at once in the whole process, and 1 for each client: further ones get REFUSED, and
-//! secondary servers come again. A transfer of more than 15 minutes is ended.
+//! At most 4 transfers are under way at once in the whole process, and 1 for each client: further ones wait up to 3
+//! seconds, and then get REFUSED. A transfer of more than 15 minutes is ended.
 //!
 //! When the serial of a zone has changed, and at the start, NOTIFY (RFC 1996) is sent to each address in `to`, at most
 //! once in 5 seconds for a zone, and up to 5 times until it is answered.
@@ -48,7 +48,7 @@
 //! ```
 
 mod notify;
-mod outgoing;
+pub(super) mod outgoing;
 #[cfg(test)]
 mod tests;
 
@@ -71,8 +71,7 @@ use crate::dns::message::validity::Section;
 use crate::dns::message::wire::writer::ReplyWriter;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
-pub use outgoing::TransferSlots;
-use outgoing::{Outgoing, TransferLog};
+use outgoing::{Outgoing, TransferLog, TransferSlots};
 
 const NAME: &str = "transfer";
 const OPTIONS: [&str; 2] = ["to", "source"];
@@ -196,7 +195,7 @@ impl Transfer {
                 return reply(request, &soa);
             }
         }
-        let slot = self.slots.take(client).map_err(|why| {
+        let slot = self.slots.take(client).await.map_err(|why| {
             self.log.refused(origin, client, why);
             refused()
         })?;

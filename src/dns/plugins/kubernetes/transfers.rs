@@ -14,10 +14,10 @@ use super::zone_reply;
 use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::plugins::ttl_limits::TtlLimits;
 use crate::store::change_time::ChangeSerial;
+use crate::store::cluster::Cluster;
 use crate::store::cluster::answer::{Outcome, Rules, is_reverse};
 use crate::store::cluster::names::ZoneNames;
 use crate::store::cluster::records::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
-use crate::store::cluster::Cluster;
 
 /// The types of records that names of a forward zone may have. A CNAME record goes before all others, but at the name of a
 /// port.

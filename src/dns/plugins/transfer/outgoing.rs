@@ -4,10 +4,12 @@ use std::fmt;
 use std::mem::take;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hickory_proto::rr::Name;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::timeout_at;
 use tracing::{info, warn};
 
 use crate::dns::chain::zone_state::{ZoneRecord, ZoneState};
@@ -16,12 +18,18 @@ use crate::model::line_limit::LineLimit;
 
 /// The maximum number of transfers at once in the process.
 const MAX_TRANSFERS: usize = 4;
+/// How long a client waits for a place: a server of many zones asks for several at once.
+const WAIT: Duration = Duration::from_secs(3);
 /// The maximum number of lines per minute about transfers of a block.
 const MAX_LINES: usize = 60;
 
 /// The places for transfers, which all blocks share.
 #[derive(Debug, Default)]
-pub struct TransferSlots(Mutex<Vec<IpAddr>>);
+pub struct TransferSlots {
+    clients: Mutex<Vec<IpAddr>>,
+    /// Told when a place is free again.
+    released: Notify,
+}
 
 /// The place of a client's transfer; dropping it releases the place.
 #[derive(Debug)]
@@ -31,12 +39,25 @@ pub(super) struct TransferSlot {
 }
 
 impl TransferSlots {
-    /// Returns a place for a client's transfer.
+    /// Waits for a place for a client's transfer.
     ///
     /// # Errors
     /// Returns why there is none.
-    pub(super) fn take(self: &Arc<Self>, client: IpAddr) -> Result<TransferSlot, &'static str> {
-        let mut clients = self.0.lock();
+    pub(super) async fn take(self: &Arc<Self>, client: IpAddr) -> Result<TransferSlot, &'static str> {
+        let until = tokio::time::Instant::now() + WAIT;
+        loop {
+            // From here on, no release is missed.
+            let released = self.released.notified();
+            match self.try_take(client) {
+                Err(why) if timeout_at(until, released).await.is_err() => return Err(why),
+                Err(_) => {}
+                taken => return taken,
+            }
+        }
+    }
+
+    fn try_take(self: &Arc<Self>, client: IpAddr) -> Result<TransferSlot, &'static str> {
+        let mut clients = self.clients.lock();
         if clients.contains(&client) {
             return Err("it has another transfer under way");
         }
@@ -50,7 +71,8 @@ impl TransferSlots {
 
 impl Drop for TransferSlot {
     fn drop(&mut self) {
-        self.slots.0.lock().retain(|client| *client != self.client);
+        self.slots.clients.lock().retain(|client| *client != self.client);
+        self.slots.released.notify_waiters();
     }
 }
 

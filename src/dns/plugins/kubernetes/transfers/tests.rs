@@ -8,8 +8,8 @@ use rand::{RngExt, SeedableRng};
 use super::*;
 use crate::dns::plugins::kubernetes::tests::{list, server};
 use crate::dns::plugins::tests::support::TestServer;
-use crate::model::service_key::ServiceKey;
 use crate::model::names;
+use crate::model::service_key::ServiceKey;
 use crate::store::cluster::View;
 use crate::store::cluster::objects::{Addressing, External, Port, Protocol, Service, Slice};
 
