@@ -4,7 +4,9 @@
 //! what is behind it. `sync` writes the store, `dns` reads it, and the two modules meet nowhere else. The store does no
 //! I/O. A reader locks the owners, or the index of names, while it copies a reference. Writers are serialized.
 
+pub mod change_time;
 pub mod cluster;
+mod copy;
 pub mod fallback;
 mod index;
 mod internal_names;
@@ -34,6 +36,7 @@ use tokio::sync::{broadcast, watch};
 use crate::model::link::{Link, LinkChange, Target};
 use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
+use change_time::unix_time;
 use fallback::Fallback;
 use index::Index;
 pub use index::Lookup;
@@ -101,6 +104,8 @@ pub struct Store {
     /// The namespaces whose Services aren't known although the load balancers are.
     unknown_namespaces: ArcSwapOption<BTreeSet<Box<str>>>,
     serial: Arc<AtomicU64>,
+    /// See [`Self::last_change`].
+    last_change: Arc<AtomicU64>,
     /// Whether the serial follows resourceVersions instead of the clock.
     has_versions: AtomicBool,
     on_gone: OnGone,
@@ -124,6 +129,7 @@ impl Store {
             unreadable: DashSet::new(),
             unknown_namespaces: ArcSwapOption::default(),
             serial: Arc::default(),
+            last_change: Arc::default(),
             has_versions: AtomicBool::new(false),
             on_gone: policy,
             zones: watch::Sender::new(Arc::default()),
@@ -187,6 +193,8 @@ impl Store {
         if self.serial.load(Ordering::Relaxed) == 0 {
             self.advance_serial(None, true);
         }
+        // What an earlier process has served may differ.
+        self.last_change.fetch_max(unix_time(), Ordering::Relaxed);
         self.known.of(input).send_replace(true);
         // Reused answers from before the first list, and those from the fallback, are invalid from here on.
         self.index.slots.outdate_all();
@@ -213,6 +221,9 @@ impl Store {
     fn advance_serial(&self, resource_version: Option<u64>, is_changed: bool) {
         if resource_version.is_some() {
             self.has_versions.store(true, Ordering::Relaxed);
+        }
+        if is_changed {
+            self.last_change.fetch_max(unix_time(), Ordering::Relaxed);
         }
         let last = self.serial.load(Ordering::Relaxed);
         let least = match is_changed {
@@ -349,6 +360,10 @@ impl Store {
         let _writer = self.write();
         if fallback.as_deref().is_some_and(|fallback| self.is_replaced(fallback)) {
             return false;
+        }
+        if let Some(fallback) = &fallback {
+            let last_change = fallback.store.last_change.load(Ordering::Relaxed);
+            self.last_change.fetch_max(last_change, Ordering::Relaxed);
         }
         self.replace_fallback(fallback);
         true

@@ -64,6 +64,9 @@ pub struct Head {
     pub recorded_flags: RecordedFlags,
     /// The serial of the zones.
     pub serial: u64,
+    /// The Unix time of the last change, of which transferred zones have their serial.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_change: Option<u64>,
 }
 
 /// The flags that select Services and their annotations, and whose effect can't be seen in a saved link.

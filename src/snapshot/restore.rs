@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::contents::{hostname, records, zone};
 use super::format::{SavedLink, SavedTarget, Snapshot};
@@ -12,6 +13,7 @@ use crate::model::link::{Annotations, Ingress, Link, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
+use crate::store::change_time::unix_time;
 use crate::store::{OnGone, Store};
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::set_override;
@@ -47,6 +49,7 @@ pub fn restore(
         let is_watched = selection.namespaces.is_empty() || selection.namespaces.contains(namespace);
         (link.cluster.is_some() || is_watched) && (link.is_service() || is_of_class(link))
     };
+    let last_change = snapshot.head.last_change;
     let all = snapshot.links.len();
     // A hostname that the snapshot lacks may lie below a wildcard of another link: no wildcard is restored then.
     let lacks_hostnames = snapshot.links.iter().any(|link| link.lacks_hostnames && link.is_service());
@@ -95,6 +98,9 @@ pub fn restore(
             store.observe(&owner, &claims, &target, None);
         }
     }
+    // Not that of the restoring, unless the snapshot lacks it; a time in the future would never be shown.
+    let last_change = last_change.unwrap_or(u64::MAX).min(unix_time());
+    store.last_change().store(last_change, Ordering::Relaxed);
     Restored { store, answered, denied }
 }
 

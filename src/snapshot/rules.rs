@@ -133,6 +133,7 @@ mod tests {
                 cluster: cluster.clone(),
                 recorded_flags: then.clone(),
                 serial: 0,
+                last_change: None,
             };
             check(&head, &cluster, now).is_ok()
         };

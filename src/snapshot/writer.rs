@@ -1,6 +1,7 @@
 //! Writes the snapshot whenever the links have changed, and periodically while the watches live.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -150,6 +151,7 @@ impl Writer<'_> {
             cluster: cluster.borrow().clone(),
             recorded_flags: recorded_flags(selection, &policy.borrow(), &store.zones()),
             serial: 0,
+            last_change: None,
         };
         let (store, file) = (Arc::clone(store), path.clone());
         let written = spawn_blocking(move || -> Result<Encoded, WriteError> {
@@ -157,6 +159,7 @@ impl Writer<'_> {
             let others = store.other_owners();
             // Read after the links: the serial of a zone must not be older than its links.
             head.serial = store.serial();
+            head.last_change = Some(store.last_change().load(Ordering::Relaxed));
             let encoded = encode(&head, || saved_owners(&links, &others))?;
             file::replace(&file, &encoded.bytes)?;
             Ok(encoded)

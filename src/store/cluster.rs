@@ -10,9 +10,10 @@ pub mod external;
 pub mod first_lists;
 mod index;
 pub mod metrics;
+pub mod names;
 pub mod objects;
 mod question;
-mod records;
+pub mod records;
 pub mod registry;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,6 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
@@ -33,6 +33,7 @@ use index::{Index, Touched, Tree};
 use objects::{Addressing, External, Kind, Service, Slice};
 use registry::ClusterSpec;
 
+use super::change_time::unix_time;
 use super::name_slots::{NameDependency, NameSlots};
 
 /// The objects of a cluster that one connection and one selection of objects show.
@@ -64,6 +65,10 @@ pub enum View {
     ExternalHeadless,
     /// ServiceImports, and Pods.
     Imports,
+}
+
+impl View {
+    pub const ALL: [Self; 4] = [Self::Inside, Self::External, Self::ExternalHeadless, Self::Imports];
 }
 
 impl Cluster {
@@ -138,8 +143,7 @@ impl Cluster {
 
     /// Adds or removes a namespace.
     pub fn set_namespace(&self, name: &str, exists: bool) {
-        const ALL: &[View] = &[View::Inside, View::External, View::ExternalHeadless, View::Imports];
-        self.change(|index, touched| shown_in(ALL, index.set_namespace(name, exists, touched)));
+        self.change(|index, touched| shown_in(&View::ALL, index.set_namespace(name, exists, touched)));
     }
 
     /// Sets the addresses of a Pod; none removes it.
@@ -175,10 +179,33 @@ impl Cluster {
         }
         // No look-up is under way: it would hold the lock.
         drop(self.slots.begin(touched.into_slots()));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        self.raise_serials(views);
+    }
+
+    fn raise_serials(&self, views: &[View]) {
+        let now = unix_time();
         for view in views {
             self.serial(*view).fetch_max(now, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that answers from now on may differ from those before although no object has changed, as after a change of the
+    /// configuration; before all is listed, that is noted when it is.
+    pub fn note_other_answers(&self) {
+        let _no_reader = self.index.write();
+        if self.is_listed() {
+            self.raise_serials(&View::ALL);
+        }
+    }
+
+    /// Returns a copy of the objects, but for Pods, which stays as they are now. It takes some milliseconds for 10,000
+    /// Services.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let copy = Self::new(self.spec.clone());
+        copy.is_listed.store(self.is_listed(), Ordering::Relaxed);
+        let index = self.index.read().copy();
+        Self { index: RwLock::new(index), ..copy }
     }
 
     // === state ===
@@ -189,7 +216,10 @@ impl Cluster {
         let mut listed = self.listed.lock();
         listed[kind as usize] = true;
         if Kind::ALL.iter().all(|kind| listed[*kind as usize] || !self.spec.has(*kind)) {
-            self.is_listed.store(true, Ordering::Release);
+            if !self.is_listed.swap(true, Ordering::AcqRel) {
+                // What an earlier process has served may differ.
+                self.note_other_answers();
+            }
             self.all_listed.send_replace(true);
         }
     }

@@ -1,6 +1,6 @@
 //! Index of DNS names: finds what is behind a name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::iter::{once, successors};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,6 +84,16 @@ impl Store {
 }
 
 impl Index {
+    pub(super) fn copy(&self) -> Self {
+        let slots = Arc::default();
+        Self {
+            default_names: self.default_names.copy(&slots),
+            custom_hostnames: self.custom_hostnames.copy(&slots),
+            addresses: self.addresses.copy(),
+            slots,
+        }
+    }
+
     /// Looks up a name, given as the part below its zone and the zone's origin. Default names take precedence over
     /// custom hostnames.
     fn find(&self, name: &[u8], origin: &[u8], has_default_names: bool) -> Lookup {
@@ -197,6 +207,29 @@ impl NameTree {
 
     fn slot_of(&self, name: &[u8]) -> u16 {
         self.slots.slot_of(self.id, name)
+    }
+
+    fn copy(&self, slots: &Arc<NameSlots>) -> Self {
+        // Names that share a target may be led to a newer version of it at any time: they get a version of their own.
+        let mut own: HashMap<*const Link, Arc<Link>> = HashMap::new();
+        let mut version = |link: Arc<Link>| match self.shares_targets {
+            true => Arc::clone(own.entry(Arc::as_ptr(&link)).or_insert_with(|| Arc::new(Link::clone(&link)))),
+            false => link,
+        };
+        let names = self.names.read();
+        let names: BTreeMap<_, _> =
+            names.iter().map(|(name, link)| (name.clone(), version(Link::newest(link)))).collect();
+        let count = AtomicUsize::new(names.len());
+        Self { names: RwLock::new(names), count, slots: Arc::clone(slots), ..*self }
+    }
+
+    /// Returns the names at and below a domain, as the parts below the domain.
+    pub(super) fn names_below(&self, domain: &[u8]) -> BTreeSet<Vec<u8>> {
+        let domain = reversed(domain);
+        let names = self.names.read();
+        let from = names.range::<ReversedName, _>(&domain..).map(|(name, _)| name);
+        let below = from.take_while(|name| name.starts_with(&domain));
+        below.map(|name| reversed(&name[domain.len()..]).to_vec()).collect()
     }
 
     /// Maps a name to what is behind it, or removes the name. Returns what was there.

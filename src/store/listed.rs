@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::owner::{Source, Zone};
 
 /// The zones, as they are configured, whose names of a source are known completely.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Listed {
     pub(super) now: BTreeMap<Source, Vec<Zone>>,
     /// As it was before the last change of the zones: blocks that are in force may have these zones still.

@@ -16,7 +16,7 @@ pub(super) struct OwnerId(u32);
 #[derive(Debug, Default)]
 pub(super) struct Owners(RwLock<Table>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Table {
     /// The owners of each source. There are few sources.
     sources: Vec<(Source, HashMap<ServiceKey, OwnerId>)>,
@@ -24,7 +24,7 @@ struct Table {
     free: Vec<OwnerId>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Slot {
     key: ServiceKey,
     /// What is behind the owner's names; `None` if the owner asks for none.
@@ -34,6 +34,10 @@ struct Slot {
 }
 
 impl Owners {
+    pub(super) fn copy(&self) -> Self {
+        Self(RwLock::new(self.0.read().clone()))
+    }
+
     /// Returns the number of an owner, which gets one if it has none.
     pub(super) fn intern(&self, owner: &Owner) -> OwnerId {
         if let Some((id, _)) = self.find(owner) {

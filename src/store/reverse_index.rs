@@ -28,6 +28,17 @@ impl ReverseIndex {
         }
     }
 
+    pub(super) fn copy(&self) -> Self {
+        Self(RwLock::new(self.0.read().clone()))
+    }
+
+    /// Returns the addresses in this network.
+    pub(super) fn addresses_in(&self, net: IpNet) -> BTreeSet<IpAddr> {
+        let all = self.0.read();
+        let from = all.range((net.network(), OwnerId::default())..);
+        from.take_while(|(ip, _)| *ip <= net.broadcast()).map(|(ip, _)| *ip).collect()
+    }
+
     /// Returns the owners with an address in this network, at most `limit`: an owner once for each address.
     pub(super) fn of(&self, net: IpNet, limit: usize) -> Vec<OwnerId> {
         let all = self.0.read();

@@ -38,6 +38,7 @@ mod k8s_gateway;
 mod laptop;
 mod leader;
 mod left_out;
+mod link_transfers;
 mod links;
 mod load;
 mod loops;

@@ -80,7 +80,7 @@ async fn connect(from: IpAddr, to: SocketAddr) -> TcpStream {
 
 /// Sends a query by TCP, and returns the records of the answer, up to the second SOA record or the end of the message if it
 /// has only one record.
-async fn transferred(server: SocketAddr, question: &Message) -> Result<Vec<Record>, ResponseCode> {
+pub(crate) async fn transferred(server: SocketAddr, question: &Message) -> Result<Vec<Record>, ResponseCode> {
     let mut stream = TcpStream::connect(server).await.unwrap();
     write_message(&mut stream, &question.to_vec().unwrap()).await;
     let mut records: Vec<Record> = Vec::new();

@@ -15,7 +15,8 @@ pub trait TransferredZone: Send + Sync {
         Some(self.state()?.soa)
     }
 
-    /// Returns the zone as it is now; `None` while the zone can't be served. It may block.
+    /// Returns the zone as it is now; `None` while the zone can't be served. It may block for some milliseconds;
+    /// the records may be made as they are read.
     fn state(&self) -> Option<ZoneState>;
 }
 

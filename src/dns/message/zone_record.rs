@@ -1,5 +1,11 @@
 //! A record of a zone in wire form.
 
+use hickory_proto::ProtoError;
+use hickory_proto::rr::Record;
+
+use super::encode::typed::write_data;
+use super::query::whole_wire_name;
+
 /// A record of class IN. Owner and data are in wire form, without name compression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneRecord {
@@ -16,5 +22,16 @@ impl ZoneRecord {
     pub fn serial(&self) -> Option<u32> {
         let (_, numbers) = self.data.split_last_chunk::<20>()?;
         numbers.first_chunk().map(|serial| u32::from_be_bytes(*serial))
+    }
+}
+
+impl TryFrom<&Record> for ZoneRecord {
+    type Error = ProtoError;
+
+    fn try_from(record: &Record) -> Result<Self, ProtoError> {
+        let mut data = Vec::new();
+        write_data(&record.data, &mut data)?;
+        let owner = whole_wire_name(&record.name).into();
+        Ok(Self { owner, rtype: record.record_type().into(), ttl: record.ttl, data: data.into() })
     }
 }

@@ -22,7 +22,8 @@
 //!   NXDOMAIN; `fallthrough` passes them on.
 //! - `namespace_labels` hides PTR records, too. A PTR record is only at the exact name of the address.
 //! - Until all objects are listed, names that aren't known are SERVFAIL; CoreDNS answers NXDOMAIN.
-//! - There are no zone transfers.
+//! - A [transfer](#transfer) has what is answered for each name that it has, where CoreDNS sends an SRV record twice or
+//!   leaves ports out. Beside a CNAME record it has no SRV record, and none for one family of addresses alone.
 //!
 //! # Syntax
 //!
@@ -47,10 +48,13 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use hickory_proto::rr::Name;
 
 use super::kubernetes::Kubernetes;
+use super::kubernetes::external_zones::ExternalZones;
 use super::kubernetes::reply::ZoneReply;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
@@ -61,7 +65,6 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::hostname::to_presentation;
 use crate::model::names;
-use crate::store::cluster::View;
 use crate::store::cluster::answer::{is_reverse, zone_of};
 use crate::store::cluster::external::ExternalRules;
 
@@ -72,11 +75,8 @@ const MAX_TTL: u32 = 3600;
 
 #[derive(Debug)]
 struct External {
-    rules: ExternalRules,
+    zones: Arc<ExternalZones>,
     fallthrough: Option<ZoneSet>,
-    /// The labels of the name server and the mailbox of a zone, in wire form.
-    server: Vec<u8>,
-    mailbox: Vec<u8>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -132,13 +132,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             to_presentation(zone)
         ))
     }));
-    let labels = |first: &str| {
-        let mut wire = Vec::new();
-        names::push_labels([first].into_iter().chain(rules.apex.split('.')).map(str::as_bytes), &mut wire);
-        wire
-    };
-    let (server, mailbox) = (labels("ns1"), labels("hostmaster"));
-    setup.add_reusable(External { rules, fallthrough, server, mailbox });
+    let zones = Arc::new(ExternalZones::new(rules, setup.transferred(&own)));
+    setup.builder.external = Some(Arc::clone(&zones));
+    setup.add_reusable(External { zones, fallthrough });
     Ok(())
 }
 
@@ -170,24 +166,17 @@ impl Plugin for External {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = whole_wire_name(request.query.name());
-        let zone = zone_of(&self.rules.zones, &name);
+        let zone = zone_of(&self.zones.rules.zones, &name);
         let (Some(origin), Some(kubernetes)) = (zone, next.plugin::<Kubernetes>()) else {
             return next.serve(request).await;
         };
         let cluster = &kubernetes.cluster;
-        let zone = ZoneReply {
-            plugin: NAME,
-            origin,
-            server: &self.server,
-            mailbox: &self.mailbox,
-            soa_ttl: self.rules.ttl,
-            absence: self.rules.ttl,
-            alias_ttl: kubernetes.rules.ttl,
-            limits: kubernetes.ttls_for(request),
-            serial: cluster.serial(if self.rules.headless { View::ExternalHeadless } else { View::External }),
-        };
+        let is_transferred = self.zones.transferred.iter().any(|zone| **zone == *origin);
+        let serial = kubernetes.serial(self.zones.view(), is_transferred);
+        let zone = self.zones.reply(&kubernetes.rules, origin, serial);
+        let zone = ZoneReply { limits: kubernetes.ttls_for(request), ..zone };
         let qtype = request.query.query_type().into();
-        let answer = || cluster.external_answer(&kubernetes.rules, &self.rules, origin, &name, qtype);
+        let answer = || cluster.external_answer(&kubernetes.rules, &self.zones.rules, origin, &name, qtype);
         kubernetes.respond(&zone, self.fallthrough.as_ref(), &name, request, next, answer).await
     }
 }

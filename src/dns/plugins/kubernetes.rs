@@ -32,6 +32,10 @@
 //!   the slice has ports.
 //! - A PTR record is only at the exact name of the address; CoreDNS allows up to three more labels before an IPv6 address.
 //! - Before the first lists are complete, `fallthrough` passes on nothing.
+//! - A [transfer](#transfer) has what is answered for each name that it has: also the names of endpoints of Services with a
+//!   cluster IP, SRV records at names of Services and endpoints, `dns-version`, and the PTR records of a reverse zone,
+//!   where CoreDNS sends names of Services. As in CoreDNS it has no names of Pods and of topology zones. Until all objects
+//!   are listed there is none. The serial of a zone that *transfer* names is shown when its second is over.
 //! - The name servers are the Services in front of the addresses in `POD_IPS`, if that is set; without such a Service,
 //!   as outside of a cluster, this server itself.
 //!
@@ -62,31 +66,39 @@
 //!
 
 mod client;
+pub(super) mod external_zones;
 mod options;
 pub(super) use options::{check_kubeconfig, missing_for, verifies_pods};
 pub(super) mod reply;
 #[cfg(test)]
 pub(super) mod tests;
+mod transfers;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use async_trait::async_trait;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::{DNSClass, Name};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::setup::Setup;
 use super::ttl_limits::{TtlLimits, TtlRange};
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
+use crate::dns::chain::zone_state::TransferredZone;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::RestsOn;
 use crate::dns::message::zone_set::ZoneSet;
+use crate::store::change_time::ChangeSerial;
 use crate::store::cluster::answer::{Answer, Outcome, Rules, zone_of};
 use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::{Cluster, View};
+use external_zones::ExternalZones;
 use reply::ZoneReply;
+use transfers::TransferredClusterZone;
 
 const NAME: &str = "kubernetes";
 /// The maximum TTL of the SOA record, in seconds.
@@ -95,14 +107,20 @@ const MAX_SOA_TTL: u32 = 300;
 #[derive(Debug)]
 pub(super) struct Kubernetes {
     pub(super) cluster: Arc<Cluster>,
-    pub(super) rules: Rules,
+    pub(super) rules: Arc<Rules>,
     fallthrough: Option<ZoneSet>,
     first_lists: Arc<FirstLists>,
     ttl_limits: Option<TtlLimits>,
+    /// The zones of `k8s_external` in the block.
+    external: Option<Arc<ExternalZones>>,
+    /// The zones that are transferred, in wire form.
+    transferred: Vec<Box<[u8]>>,
+    /// Their serials, and those of zones of `k8s_external`, in the order of [`View::ALL`].
+    serials: [ChangeSerial; 4],
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let options::Options { spec, rules, fallthrough, startup_timeout } = options::parse(setup)?;
+    let options::Options { spec, zones, rules, fallthrough, startup_timeout } = options::parse(setup)?;
     let registry = setup.context.clusters.clone();
     let cluster = registry.cluster(spec);
     let first_lists = Arc::new(FirstLists::new(Arc::clone(&cluster), startup_timeout));
@@ -113,9 +131,40 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let _served = registry.serve(Arc::clone(served.cluster()));
         stop.cancelled().await;
     });
-    let ttl_limits = setup.builder.ttl_limits.clone();
-    setup.add_reusable(Kubernetes { cluster, rules, fallthrough, first_lists, ttl_limits });
+    let (ttl_limits, external) = (setup.builder.ttl_limits.clone(), setup.builder.external.clone());
+    let transferred = setup.transferred(&zones);
+    let serials = View::ALL.map(|view| ChangeSerial::new(cluster.serial(view)));
+    if !transferred.is_empty() || external.as_ref().is_some_and(|zones| !zones.transferred.is_empty()) {
+        let cluster = Arc::clone(&cluster);
+        setup.show_serials(serials.to_vec(), move || cluster.note_other_answers());
+    }
+    let rules = Arc::new(rules);
+    setup.add_reusable(Kubernetes {
+        cluster,
+        rules,
+        fallthrough,
+        first_lists,
+        ttl_limits,
+        external,
+        transferred,
+        serials,
+    });
     Ok(())
+}
+
+/// Returns how replies in a zone are made, but for the bounds of TTLs.
+fn zone_reply<'a>(rules: &Rules, origin: &'a [u8], serial: &'a Arc<AtomicU64>) -> ZoneReply<'a> {
+    ZoneReply {
+        plugin: NAME,
+        origin,
+        server: b"\x02ns\x03dns",
+        mailbox: b"\x0ahostmaster",
+        soa_ttl: rules.ttl.min(MAX_SOA_TTL),
+        absence: rules.ttl,
+        alias_ttl: rules.ttl,
+        limits: None,
+        serial,
+    }
 }
 
 #[async_trait]
@@ -127,23 +176,36 @@ impl Plugin for Kubernetes {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let name = whole_wire_name(request.query.name());
         let Some(zone) = zone_of(&self.rules.zones, &name) else { return next.serve(request).await };
-        let zone = ZoneReply {
-            plugin: NAME,
-            origin: zone,
-            server: b"\x02ns\x03dns",
-            mailbox: b"\x0ahostmaster",
-            soa_ttl: self.rules.ttl.min(MAX_SOA_TTL),
-            absence: self.rules.ttl,
-            alias_ttl: self.rules.ttl,
-            limits: self.ttls_for(request),
-            serial: match self.rules.is_multicluster(zone) {
-                true => self.cluster.serial(View::Imports),
-                false => self.cluster.serial(View::Inside),
-            },
-        };
+        let serial = self.serial(self.view(zone), self.transferred.iter().any(|known| **known == *zone));
+        let zone = ZoneReply { limits: self.ttls_for(request), ..zone_reply(&self.rules, zone, serial) };
         let qtype = request.query.query_type().into();
         let answer = || self.cluster.answer(&self.rules, zone.origin, &name, qtype);
         self.respond(&zone, self.fallthrough.as_ref(), &name, request, next, answer).await
+    }
+
+    fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        let origin = whole_wire_name(origin);
+        let is_in = |zones: &[Box<[u8]>]| zones.iter().any(|zone| **zone == *origin);
+        // Names go to `k8s_external` first.
+        let external = self.external.clone().filter(|zones| is_in(&zones.transferred));
+        if external.is_none() && !is_in(&self.transferred) {
+            return None;
+        }
+        let view = external.as_ref().map_or_else(|| self.view(&origin), |zones| zones.view());
+        Some(Arc::new(TransferredClusterZone {
+            cluster: Arc::clone(&self.cluster),
+            rules: Arc::clone(&self.rules),
+            external,
+            origin: origin.into(),
+            serial: self.serials[view as usize].clone(),
+            ttl_limits: self.ttl_limits.clone(),
+        }))
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        let of_external = self.external.iter().flat_map(|zones| &zones.transferred);
+        let all = self.transferred.iter().chain(of_external);
+        all.filter_map(|zone| Name::read(&mut BinDecoder::new(zone)).ok()).collect()
     }
 
     fn is_ready(&self) -> bool {
@@ -164,6 +226,20 @@ impl Plugin for Kubernetes {
 }
 
 impl Kubernetes {
+    fn view(&self, zone: &[u8]) -> View {
+        if self.rules.is_multicluster(zone) { View::Imports } else { View::Inside }
+    }
+
+    /// Returns the serial of a zone, which shows this of the objects.
+    pub(super) fn serial(&self, view: View, is_transferred: bool) -> &Arc<AtomicU64> {
+        if !is_transferred {
+            return self.cluster.serial(view);
+        }
+        let serial = &self.serials[view as usize];
+        serial.advance();
+        serial.shown()
+    }
+
     /// Returns the bounds that `cache` sets for TTLs of records, and of their absence.
     pub(super) fn ttls_for(&self, request: &Request) -> Option<[TtlRange; 2]> {
         self.ttl_limits.as_ref()?.at(request.query.name())

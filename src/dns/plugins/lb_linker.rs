@@ -19,6 +19,8 @@
 //! but the targets' records under their own names. All blocks answer from the same links. A custom hostname may be in a
 //! zone of any block.
 //!
+//! [*transfer*](#transfer) may name the zones, reverse zones too: see [secondary servers](concepts.md#secondary-servers).
+//!
 //! # Syntax
 //!
 //! Syntax: `lb_linker [ZONES...]`: the zones with the links' names, by default those of the block without reverse zones
@@ -68,6 +70,7 @@ use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginRe
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
+use crate::dns::chain::zone_state::TransferredZone;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::alias::is_alias;
 use crate::dns::message::ede::{Ede, pass_on};
@@ -78,12 +81,14 @@ use crate::dns::net::Protocol;
 use crate::dns::plugins::lb_linker::chase::{
     ChainEnd, ChainStep, CnameChain, drop_denied, drop_hints, follow, negative_ttl,
 };
+use crate::dns::plugins::lb_linker::zone::state::TransferredLinkZone;
 use crate::dns::plugins::lb_linker::zone::{Zone, ZoneAnswer, closest_first};
 use crate::metrics::{self, registered};
 use crate::model::link::{IpFamily, Link};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
+use crate::store::change_time::ChangeSerial;
 use crate::store::sources::FirstNames;
 use crate::store::{Input, Store};
 use failed_targets::FailedTargetsGauge;
@@ -100,7 +105,7 @@ pub(super) const NAME: &str = "lb_linker";
 pub struct LbLinker {
     plugin: &'static str,
     /// The zones, the most specific first.
-    zones: Box<[Zone]>,
+    zones: Arc<[Zone]>,
     fallthrough: Option<ZoneSet>,
     first_names: Arc<FirstNames>,
     store: Arc<Store>,
@@ -157,6 +162,12 @@ pub(super) fn add_link_zones(
     let mut zones =
         options.zones(|| (setup.context.own_addresses)(&setup.builder.bind), &setup.context.remotes)?;
     closest_first(&mut zones);
+    let serial = ChangeSerial::new(setup.context.store.last_change());
+    let transferred = zones.iter_mut().filter(|zone| setup.is_transferred(zone.origin()));
+    if transferred.map(|zone| zone.set_serial(serial.clone())).count() > 0 {
+        let store = Arc::clone(&setup.context.store);
+        setup.show_serials(vec![serial], move || store.note_other_answers());
+    }
     let (denials, prohibited) = (setup.metrics()?, setup.metrics()?);
     let metrics = setup.metrics::<LbLinkerMetrics>()?;
     let context = setup.context;
@@ -226,6 +237,17 @@ impl Plugin for LbLinker {
             return Ok(reply);
         }
         Ok(reply)
+    }
+
+    fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        let zone = self.zones.iter().find(|zone| zone.origin() == origin && zone.serial().is_some())?;
+        let (all, store, policy) =
+            (Arc::clone(&self.zones), Arc::clone(&self.store), Arc::clone(&self.policy));
+        Some(Arc::new(TransferredLinkZone { zone: zone.clone(), all, store, policy }))
+    }
+
+    fn transferred_origins(&self) -> Vec<Name> {
+        self.zones.iter().filter(|zone| zone.serial().is_some()).map(|zone| zone.origin().clone()).collect()
     }
 
     fn is_ready(&self) -> bool {
@@ -318,14 +340,14 @@ impl LbLinker {
                     {
                         fail_check(request, &name, || answer.denied_to(namespace));
                         answer.answers.clear();
-                        self.add_dependencies(reply, &mut answer);
+                        self.add_dependencies(reply, zone, &mut answer);
                         self.deny(request, reply, &mut chase, Denial::Namespace);
                         return false;
                     }
                     if !request.is_check() {
                         answer.link.iter().for_each(|link| record_queried_family(link, qtype));
                     }
-                    self.add_dependencies(reply, &mut answer);
+                    self.add_dependencies(reply, zone, &mut answer);
                     if !answer.hops.is_empty() {
                         self.filter_srv_records(request, reply, zone, &mut answer);
                     }
@@ -444,12 +466,12 @@ impl LbLinker {
         if answer.answers.is_empty()
             && let Some(validity) = &mut reply.validity
         {
-            validity.serial = self.serial_of(answer, 0);
+            validity.serial = self.serial_of(zone, answer, 0);
         }
     }
 
     /// Adds the dependencies of a zone's answer to the reply; must run before the records are added to the reply.
-    fn add_dependencies(&self, reply: &mut Reply, answer: &mut ZoneAnswer) {
+    fn add_dependencies(&self, reply: &mut Reply, zone: &Zone, answer: &mut ZoneAnswer) {
         let (Some(validity), Some(dependencies)) = (&mut reply.validity, answer.dependencies.take()) else {
             reply.validity = None;
             return;
@@ -457,16 +479,18 @@ impl LbLinker {
         validity.links.extend(dependencies.links);
         validity.add_names(dependencies.names);
         validity.replace_authority(0, None, u32::MAX);
-        validity.serial = self.serial_of(answer, reply.records.answers.len());
+        validity.serial = self.serial_of(zone, answer, reply.records.answers.len());
     }
 
     /// Returns where the SOA record of an answer will be in the reply, after `start` other records; `None` without an
     /// SOA record, or if its serial never changes, because it is that of a snapshot.
-    fn serial_of(&self, answer: &ZoneAnswer, start: usize) -> Option<Serial> {
-        if answer.snapshot.is_some() {
-            return None;
-        }
-        soa_position(self.store.current_serial(), start, &answer.answers, &answer.authorities)
+    fn serial_of(&self, zone: &Zone, answer: &ZoneAnswer, start: usize) -> Option<Serial> {
+        let current = match zone.serial() {
+            Some(serial) => serial.shown(),
+            None if answer.snapshot.is_some() => return None,
+            None => self.store.current_serial(),
+        };
+        soa_position(current, start, &answer.answers, &answer.authorities)
     }
 
     /// Adds a target's records; returns the next name if the chain leads back to a name in our zones. The response code

@@ -11,10 +11,12 @@ use std::{fmt, io};
 use futures::future::BoxFuture;
 use hickory_proto::rr::Name;
 use rustls::ServerConfig;
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::file::ZoneRegistry;
+use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
 use super::secondary::zone::Secondaries;
 use super::transfer::slots::TransferSlots;
@@ -35,6 +37,7 @@ use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
 use crate::store::Store;
+use crate::store::change_time::ChangeSerial;
 use crate::store::cluster::answer::is_reverse;
 use crate::store::cluster::first_lists::FirstLists;
 use crate::store::cluster::metrics::ClusterMetrics;
@@ -44,6 +47,8 @@ use crate::store::sources::FirstNames;
 
 /// The maximum size of a file that is read during set-up, in bytes.
 const MAX_FILE: u64 = 16 << 20;
+/// How often serials of transferred zones are brought up to date: they are Unix times in seconds.
+const SERIAL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state that all blocks share.
 #[derive(Clone, Debug)]
@@ -111,6 +116,8 @@ pub struct BlockBuilder {
     pub link_lines: Vec<LinkLine>,
     /// The zones of `kubernetes` and `k8s_external`: no listener may have links' names there, too.
     pub cluster_zones: Vec<ClusterZone>,
+    /// The zones of `k8s_external`, which `kubernetes` transfers.
+    pub(super) external: Option<Arc<ExternalZones>>,
     /// The bounds of TTLs by `cache`.
     pub(super) ttl_limits: Option<TtlLimits>,
     /// The keys of `tsig`.
@@ -393,6 +400,34 @@ impl Setup<'_> {
         let plugin = Arc::new(plugin);
         self.builder.access_rules.push(Arc::clone(&plugin) as Arc<dyn AccessRule>);
         self.builder.plugins.push(chained(plugin));
+    }
+
+    /// Returns whether a line of `transfer` in the block is for a zone. Errors in such a line are told by that plugin.
+    #[must_use]
+    pub fn is_transferred(&self, zone: &Name) -> bool {
+        let mut lines = self.block.iter().filter(|line| line.name() == "transfer");
+        lines.any(|line| self.zones_or_own(line.arguments()).is_ok_and(|zones| zones.contains(zone)))
+    }
+
+    /// Returns those of some zones for which [`Self::is_transferred`], in wire form.
+    pub(super) fn transferred(&self, zones: &ZoneSet) -> Vec<Box<[u8]>> {
+        let named = zones.all().iter().filter(|zone| self.is_transferred(zone));
+        named.map(|zone| whole_wire_name(zone).into()).collect()
+    }
+
+    /// Adds a task that brings the serials of transferred zones up to date each second, so that kept answers show them. It
+    /// calls `begin` first: answers may differ from those of a block before.
+    pub(super) fn show_serials(&mut self, serials: Vec<ChangeSerial>, begin: impl FnOnce() + Send + 'static) {
+        self.add_task(move |_, stop| async move {
+            begin();
+            let mut ticks = interval(SERIAL_INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+                for serial in &serials {
+                    serial.advance();
+                }
+            }
+        });
     }
 
     /// Adds a task that runs as long as the block is served.

@@ -4,8 +4,8 @@
 //!
 //! # Description
 //!
-//! Zones of *file*, *auto* and *secondary* can be transferred, to clients that a line of the plugin lists. Without a line for it, no
-//! zone is.
+//! Zones of *file*, *auto*, *secondary*, *lb_linker*, *k8s_gateway*, *kubernetes* and *k8s_external* can be transferred, to
+//! clients that a line of the plugin lists. Without a line for it, no zone is.
 //!
 //! By TCP and TLS, AXFR (RFC 5936) gets the whole zone. IXFR (RFC 1995) gets the SOA record alone if the client has the
 //! present serial or a newer one, and otherwise the whole zone. By UDP, IXFR gets the SOA record alone, so that the client

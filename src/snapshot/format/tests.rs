@@ -20,6 +20,7 @@ fn head(random: &mut StdRng) -> Head {
             zones: (0..random.random_range(0..2)).map(|_| zone(random)).collect(),
         },
         serial: random.random(),
+        last_change: random.random_bool(0.5).then(|| random.random()),
     }
 }
 

@@ -37,6 +37,7 @@ fn head() -> Head {
         cluster: ClusterIdentity::default(),
         recorded_flags: RecordedFlags::default(),
         serial: 77,
+        last_change: Some(1_700_000_000),
     }
 }
 
@@ -155,6 +156,21 @@ fn restored_names_lead_to_the_same_links() {
             assert_eq!(find(&restored), find(&store), "seed {seed}: {name}");
         }
         assert_eq!(restored.serial(), 77);
+    }
+}
+
+#[test]
+fn time_of_the_last_change_is_restored_but_none_in_the_future() {
+    let restored = |last_change| {
+        let head = Head { last_change, ..head() };
+        let restored =
+            restore(Snapshot { head, links: Vec::new() }, &Selection::default(), &policy(), &zones());
+        restored.store.last_change().load(Ordering::Relaxed)
+    };
+    let before = unix_time();
+    assert_eq!(restored(Some(1_700_000_000)), 1_700_000_000);
+    for unknown in [None, Some(u64::MAX)] {
+        assert!((before..=unix_time()).contains(&restored(unknown)), "{unknown:?}");
     }
 }
 

@@ -70,6 +70,7 @@ impl Fixture {
                 cluster: ClusterIdentity::default(),
                 recorded_flags: RecordedFlags::default(),
                 serial: 7,
+                last_change: None,
             };
             let links = store.links();
             let encoded = encode(&head, || saved_owners(&links, &[])).unwrap();
@@ -316,6 +317,7 @@ fn with_ingress(zone: &Zone) -> Fixture {
         cluster: ClusterIdentity::default(),
         recorded_flags: RecordedFlags::default(),
         serial: 7,
+        last_change: None,
     };
     let (links, others) = (saved.links(), saved.other_owners());
     fs::write(&setting.context.path, encode(&head, || saved_owners(&links, &others)).unwrap().bytes).unwrap();

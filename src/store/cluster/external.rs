@@ -31,7 +31,7 @@ pub struct ExternalRules {
 }
 
 /// The label of the name server below that of the apex.
-const SERVER: &str = "ns1";
+pub(super) const SERVER: &str = "ns1";
 
 impl<'a> LookUp<'a> {
     pub(super) fn external(mut self, rules: &ExternalRules, name: &[u8], qtype: u16) -> Answer {

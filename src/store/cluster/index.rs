@@ -20,7 +20,8 @@ type ObjectKey = Arc<str>;
 #[derive(Debug, Default)]
 pub(super) struct Index {
     namespaces: HashMap<Box<str>, LazyFlag>,
-    entries: HashMap<EntryKey, Entry>,
+    /// A copy of the index shares what hasn't changed since.
+    entries: HashMap<EntryKey, Arc<Entry>>,
     /// The Service of each slice.
     slices: HashMap<Box<str>, EntryKey>,
     /// The Services with an address, as cluster IP or of an endpoint.
@@ -43,11 +44,11 @@ struct Externals {
 }
 
 /// The keys of what has an address; an IPv4 address stands as an IPv4-mapped one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct KeysByAddress(HashMap<Ipv6Addr, Keys>);
 
 /// One or more keys. Nearly all addresses have one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Keys {
     One(Arc<str>),
     /// In order: many Services may have the same external addresses.
@@ -55,6 +56,10 @@ enum Keys {
 }
 
 impl KeysByAddress {
+    fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.keys().map(|ip| IpAddr::V6(*ip).to_canonical())
+    }
+
     fn get(&self, ip: IpAddr) -> &[Arc<str>] {
         match self.0.get(&mapped(ip)) {
             None => &[],
@@ -103,7 +108,7 @@ fn mapped(ip: IpAddr) -> Ipv6Addr {
 }
 
 /// A Service with its slices. Slices may come without their Service.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     pub(super) service: Option<Service>,
     /// By their names.
@@ -111,8 +116,8 @@ pub(super) struct Entry {
     flag: LazyFlag,
 }
 
-/// A flag that exists from the first answer on that rests on it, and is set when its object changes or goes.
-#[derive(Debug, Default)]
+/// A flag that exists from the first answer on that rests on it, and is set when its object changes or goes. Clones share the flag.
+#[derive(Clone, Debug, Default)]
 pub(super) struct LazyFlag(OnceLock<OutdatedFlag>);
 
 impl LazyFlag {
@@ -306,10 +311,11 @@ impl Index {
             if self.is_of_imports { (Tree::Import, &[][..]) } else { (Tree::Service, addresses) };
         let (key, mut entry) = self.entries.remove_entry(key).unwrap_or_else(|| {
             touched.add(tree, key.as_bytes());
-            (key.into(), Entry::default())
+            (key.into(), Arc::default())
         });
-        change(&mut entry);
-        entry.flag.set();
+        let changed = Arc::make_mut(&mut entry);
+        change(changed);
+        changed.flag.set();
         // Not a set of all addresses: a Service may have far more than change.
         let has = |ip: &IpAddr| addresses.binary_search(ip).is_ok();
         let present: HashSet<IpAddr> = entry.addresses().filter(has).collect();
@@ -387,6 +393,46 @@ impl Index {
         is_changed
     }
 
+    // === copies ===
+
+    /// Returns a copy without Pods.
+    pub(super) fn copy(&self) -> Self {
+        // Flags aren't shared where a copy would set them at its end.
+        let externals = |(key, known): (&EntryKey, &Externals)| {
+            (Arc::clone(key), Externals { all: known.all.clone(), flag: LazyFlag::default() })
+        };
+        Self {
+            namespaces: self.namespaces.keys().map(|name| (name.clone(), LazyFlag::default())).collect(),
+            entries: self.entries.clone(),
+            addresses: self.addresses.clone(),
+            externals: self.externals.iter().map(externals).collect(),
+            external_addresses: self.external_addresses.clone(),
+            imports: self.imports.as_ref().map(|imports| Box::new(imports.copy())),
+            is_of_imports: self.is_of_imports,
+            ..Self::default()
+        }
+    }
+
+    /// Returns all Services with their keys, in no order.
+    pub(super) fn services(&self) -> impl Iterator<Item = (&EntryKey, &Entry)> {
+        self.entries.iter().map(|(key, entry)| (key, &**entry))
+    }
+
+    /// Returns all ServiceImports with their keys, in no order.
+    pub(super) fn imports(&self) -> impl Iterator<Item = (&EntryKey, &Entry)> {
+        self.imports.iter().flat_map(|imports| imports.services())
+    }
+
+    /// Returns the addresses of Services, as cluster IP or of an endpoint.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.all()
+    }
+
+    /// Returns the addresses of Services outside of the cluster.
+    pub(super) fn external_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.external_addresses.all()
+    }
+
     // === look-ups ===
 
     pub(super) fn namespace(&self, name: &str) -> Option<&LazyFlag> {
@@ -394,7 +440,7 @@ impl Index {
     }
 
     pub(super) fn entry(&self, key: &str) -> Option<&Entry> {
-        self.entries.get(key)
+        self.entries.get(key).map(|entry| &**entry)
     }
 
     /// Returns a ServiceImport with its slices.
@@ -404,7 +450,7 @@ impl Index {
 
     /// Returns the Services with an address, as cluster IP or of an endpoint, with their keys.
     pub(super) fn at(&self, ip: IpAddr) -> impl Iterator<Item = (&EntryKey, &Entry)> {
-        self.addresses.get(ip).iter().filter_map(|key| Some((key, self.entries.get(key)?)))
+        self.addresses.get(ip).iter().filter_map(|key| Some((key, self.entry(key)?)))
     }
 
     /// Returns what a Service has outside of the cluster, and the flag of that if there is anything.

@@ -17,6 +17,7 @@ pub(super) const MAX_RECORDS: usize = 4096;
 
 pub const A: u16 = 1;
 pub const NS: u16 = 2;
+pub const CNAME: u16 = 5;
 pub const SOA: u16 = 6;
 pub const PTR: u16 = 12;
 pub const TXT: u16 = 16;

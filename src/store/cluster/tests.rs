@@ -4,12 +4,11 @@ use std::time::Duration;
 use super::answer::{Answer, Outcome, PodMode, Rules};
 use super::first_lists::FirstLists;
 use super::objects::{Addressing, EndpointZones, Kind, Port, Protocol, Service, Slice};
-use super::records::{A, AAAA, NS, PTR, SOA, SRV, TXT};
+use super::records::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
 use super::registry::{ClusterRegistry, ClusterSpec};
 use super::*;
 use crate::model::names;
 
-const CNAME: u16 = 5;
 const MX: u16 = 15;
 
 fn spec() -> ClusterSpec {

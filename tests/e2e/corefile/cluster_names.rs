@@ -9,6 +9,7 @@ mod generator;
 mod imports;
 mod program;
 mod questions;
+mod transfers;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -245,3 +245,24 @@ async fn load_balancer_has_only_the_names_it_asks_for() {
     }
     assert!(server.ask("web.shop.example.com. SRV").await.starts_with("NOERROR aa | |"));
 }
+
+#[tokio::test]
+async fn zone_is_transferred_with_its_name_servers() {
+    let services: &[(&str, &str, &str, &[&str])] = &[
+        ("kube-system", "dns1", "192.0.2.53", &["dns1.kube-system.example.com"]),
+        ("shop", "web", "192.0.2.1", &["web.shop.example.com", "*.example.com"]),
+    ];
+    let server = server("resources Service\n}\ntransfer {\nto *", services);
+    let zone = server.server.transferred_zone(&Name::from_ascii("example.com.").unwrap()).unwrap();
+    let owners =
+        zone.state().unwrap().records.map(|record| (crate::model::names::text(&record.owner), record.rtype));
+    assert_eq!(
+        owners.collect::<Vec<_>>(),
+        [
+            ("example.com.".to_owned(), 2),
+            ("*.example.com.".to_owned(), 1),
+            ("web.shop.example.com.".to_owned(), 1),
+            ("dns1.kube-system.example.com.".to_owned(), 1),
+        ]
+    );
+}

@@ -50,6 +50,7 @@ const STARTUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Options {
     pub(super) spec: ClusterSpec,
+    pub(super) zones: ZoneSet,
     pub(super) rules: Rules,
     pub(super) fallthrough: Option<ZoneSet>,
     pub(super) startup_timeout: Duration,
@@ -127,7 +128,7 @@ pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
         has_zones: parsed.zonal.is_some(),
     };
     let (fallthrough, startup_timeout) = (parsed.fallthrough, parsed.startup_timeout);
-    Ok(Options { spec, rules, fallthrough, startup_timeout })
+    Ok(Options { spec, zones, rules, fallthrough, startup_timeout })
 }
 
 impl Default for Parsed<'_> {

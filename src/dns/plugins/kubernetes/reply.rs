@@ -12,6 +12,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use crate::dns::chain::plugin::{PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::Server;
+use crate::dns::chain::zone_state::ZoneRecord;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
 use crate::dns::message::reply::Reply;
@@ -69,7 +70,7 @@ impl ZoneReply<'_> {
         let mut reply = request.reply(self.plugin);
         reply.is_cacheable = false;
         reply.metadata.authoritative = true;
-        let existing = |ttl| self.limits.map_or(ttl, |[success, _]| success.clamp(ttl));
+        let existing = |ttl| self.existing(ttl);
         let soa = |section| {
             let ttl = match (section, self.limits) {
                 // RFC 2308 section 5: the lower one of both counts.
@@ -120,6 +121,37 @@ impl ZoneReply<'_> {
             _ => {}
         }
         Ok(reply)
+    }
+
+    /// Returns the TTL of a record that exists.
+    fn existing(&self, ttl: u32) -> u32 {
+        self.limits.map_or(ttl, |[success, _]| success.clamp(ttl))
+    }
+
+    /// Returns the records of an answer for a name, for a zone transfer; of those that the answer has besides, only the
+    /// records of names that `is_glue` wants.
+    pub(super) fn records(
+        &self,
+        name: &[u8],
+        outcome: &Outcome,
+        is_glue: impl Fn(&[u8]) -> bool,
+    ) -> Vec<ZoneRecord> {
+        let record = |owner: &[u8], rtype: RecordType, ttl: u32, data: &[u8]| ZoneRecord {
+            owner: owner.into(),
+            rtype: rtype.into(),
+            ttl: self.existing(ttl),
+            data: data.into(),
+        };
+        match outcome {
+            Outcome::Absent | Outcome::Empty => Vec::new(),
+            Outcome::Soa => vec![record(self.origin, RecordType::SOA, self.soa_ttl, &self.soa())],
+            Outcome::Alias(target) => vec![record(name, RecordType::CNAME, self.alias_ttl, target)],
+            Outcome::Records { records, .. } => {
+                let own = |one: &&Record| !one.is_additional || is_glue(&one.owner);
+                let records = records.iter().filter(own);
+                records.map(|one| record(&one.owner, one.rtype.into(), one.ttl, &one.data)).collect()
+            }
+        }
     }
 
     /// Returns the data of the SOA record.

@@ -3,6 +3,7 @@
 mod policy;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hickory_proto::op::{Message, MessageType, Query, ResponseCode};
 use hickory_proto::rr::rdata::{CNAME, NULL, SOA};
@@ -55,6 +56,29 @@ fn context(text: &str) -> TestServer {
 }
 
 const ALIAS: &str = "web.default.lb.internal. 5 IN CNAME t.example.";
+
+#[tokio::test]
+async fn zone_that_transfer_names_has_its_own_serial() {
+    let server = context("lb.internal lab.internal {\nlb_linker\ntransfer lb.internal {\nto *\n}\n}\n");
+    let store = &server.shared.store;
+    store.last_change().store(1_700_000_000, Ordering::Relaxed);
+    let zone = server.server.transferred_zone(&name("LB.internal.")).unwrap();
+    assert_eq!((zone.serial(), zone.soa().unwrap().serial()), (Some(1_700_000_000), Some(1_700_000_000)));
+    let mut now = 1_700_000_000;
+    for question in ["lb.internal. SOA", "none.lb.internal. A"] {
+        let reply = server.reply(question).await.unwrap();
+        assert!(show(&reply).contains(&format!(" hostmaster.lb.internal. {now} ")), "{}", show(&reply));
+        // An answer that is kept shows the serial of its time.
+        let kept = reply.validity.unwrap().serial.unwrap().current;
+        now += 5;
+        store.last_change().store(now, Ordering::Relaxed);
+        assert_eq!(zone.serial().map(u64::from), Some(now));
+        assert_eq!(kept.load(Ordering::Relaxed), now);
+    }
+    assert!(server.server.transferred_zone(&name("lab.internal.")).is_none());
+    assert!(server.ask("lab.internal. SOA").await.contains(" hostmaster.lab.internal. 42 "));
+    assert_eq!(store.serial(), 42);
+}
 
 #[tokio::test]
 async fn listeners_with_different_blocks_share_no_target_records() {

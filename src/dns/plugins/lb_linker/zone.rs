@@ -9,6 +9,7 @@ pub(crate) mod lookup;
 mod records;
 mod reverse;
 mod srv;
+pub(super) mod state;
 
 use std::cmp;
 use std::net::IpAddr;
@@ -28,6 +29,7 @@ use crate::model::names;
 use crate::model::owner::{self, K8sGateway, Source};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
+use crate::store::change_time::ChangeSerial;
 use crate::store::{Input, NameDependency, Store};
 use dependencies::Lookups;
 use link_names::{LinkNames, OwnNames};
@@ -52,6 +54,8 @@ pub struct Zone {
     configured: owner::Zone,
     /// The domains of remote clusters, as the store has them.
     domains: Arc<[owner::Zone]>,
+    /// The serial of a zone that is transferred; others have that of the store.
+    serial: Option<ChangeSerial>,
 }
 
 /// The options of a forward zone; its reverse zones share them.
@@ -192,7 +196,7 @@ impl Zone {
         let has_default_names = configured.has_default_names();
         let names = LinkNames::new(origin.clone(), own, has_default_names, Arc::clone(&domains));
         let authority = Authority { name_servers, hostmaster, addresses, ttl, own_ttl };
-        Ok(Self { origin, names: ZoneKind::LinkNames(names), authority, configured, domains })
+        Ok(Self { origin, names: ZoneKind::LinkNames(names), authority, configured, domains, serial: None })
     }
 
     /// Returns the reverse zones of a network: one zone, or several if the prefix ends within an octet or hexadecimal
@@ -210,8 +214,20 @@ impl Zone {
                 authority: self.authority.clone(),
                 configured: (&self.origin).into(),
                 domains: Arc::default(),
+                serial: None,
             })
             .collect()
+    }
+
+    /// Sets the serial of a zone that is transferred.
+    pub fn set_serial(&mut self, serial: ChangeSerial) {
+        self.serial = Some(serial);
+    }
+
+    /// Returns the serial of a zone that is transferred.
+    #[must_use]
+    pub fn serial(&self) -> Option<&ChangeSerial> {
+        self.serial.as_ref()
     }
 
     #[must_use]
@@ -520,7 +536,7 @@ impl Zone {
         let Authority { name_servers, hostmaster, own_ttl, .. } = &self.authority;
         // RFC 2308 section 4: MINIMUM is the negative TTL.
         #[expect(clippy::cast_possible_truncation, reason = "DNS has the low 32 bits")]
-        let serial = store.serial() as u32;
+        let serial = self.serial.as_ref().map_or_else(|| store.serial(), ChangeSerial::advance) as u32;
         let name_server = name_servers.first().cloned().unwrap_or_default();
         let soa = SOA::new(name_server, hostmaster.clone(), serial, refresh, retry, expire, *own_ttl);
         record(owner, *own_ttl, RData::SOA(soa))

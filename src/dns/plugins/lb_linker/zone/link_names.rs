@@ -1,5 +1,6 @@
 //! The names of a forward zone: the names of links, and the zone's own names.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hickory_proto::rr::Name;
@@ -9,7 +10,7 @@ use super::lookup::{Node, is_service_label, service_node};
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
 use crate::model::{names, owner};
-use crate::store::Lookup;
+use crate::store::{Lookup, Store};
 
 /// The names of a forward zone. Names below the origin are in the form of [`names::wire`].
 #[derive(Clone, Debug)]
@@ -158,7 +159,33 @@ impl LinkNames {
             return None;
         }
         let relative = [link.key.dotted(), dashed(&link.key)].into_iter().flatten().find(&mut leads_back)?;
-        Name::from_labels(names::labels(&relative)).ok()?.append_domain(&self.origin).ok()
+        self.absolute(&relative)
+    }
+
+    pub(super) fn absolute(&self, relative: &[u8]) -> Option<Name> {
+        Name::from_labels(names::labels(relative)).ok()?.append_domain(&self.origin).ok()
+    }
+
+    /// Returns the names that may have records, as the parts below the origin.
+    pub(super) fn names(&self, store: &Store) -> BTreeSet<Vec<u8>> {
+        let mut all = store.names_below(&self.wire, self.has_default_names);
+        all.insert(Vec::new());
+        match &self.own {
+            OwnNames::Below(apex) => all.extend(names::wire(["ns", &**apex].map(str::as_bytes))),
+            OwnNames::Services(servers) => all.extend(servers.iter().map(|server| server.to_vec())),
+        }
+        let links = if self.has_default_names { store.links() } else { Vec::new() };
+        for link in links {
+            let Some(dotted) = link.key.dotted() else { continue };
+            for (name, protocol) in
+                link.ports.iter().filter_map(|port| Some((port.name.as_ref()?, &port.protocol)))
+            {
+                let labels = [name, protocol].map(|label| format!("_{label}"));
+                let Some(service) = names::wire(labels.iter().map(String::as_bytes)) else { continue };
+                all.insert([service, dotted.clone()].concat());
+            }
+        }
+        all
     }
 }
 

@@ -26,6 +26,12 @@ impl Reverse {
         &self.forward
     }
 
+    /// Returns the names that may have records, the origin among them.
+    pub(super) fn names(&self, store: &Store) -> impl Iterator<Item = Name> {
+        let addresses = store.addresses_in(self.net).into_iter().map(|ip| reverse_name(ip.into()));
+        addresses.chain([reverse_name(self.net)])
+    }
+
     /// Returns the node at a name; `relative` is its part below the origin.
     pub(super) fn find(&self, store: &Store, name: &Name, relative: &[u8]) -> Node {
         if relative.is_empty() {

@@ -4,6 +4,7 @@ mod reverse;
 mod services;
 mod snapshot;
 mod sources;
+mod state;
 
 use std::net::IpAddr;
 

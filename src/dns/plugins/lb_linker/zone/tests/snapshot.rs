@@ -14,7 +14,7 @@ use crate::store::{Input, NameDependency};
 use crate::sync::source::service_links::set_override;
 
 /// Returns a store before its first list, and the links of a snapshot.
-fn waiting(links: Vec<ObservedService>) -> (Store, Arc<Fallback>) {
+pub(super) fn waiting(links: Vec<ObservedService>) -> (Store, Arc<Fallback>) {
     let snapshot = Store::new(OnGone::Dropped).with_zones([zone().origin()]);
     snapshot.continue_at(41);
     for link in links {
@@ -34,7 +34,7 @@ fn waiting(links: Vec<ObservedService>) -> (Store, Arc<Fallback>) {
     (store, snapshot_links)
 }
 
-fn links() -> Vec<ObservedService> {
+pub(super) fn links() -> Vec<ObservedService> {
     vec![
         link("default", "host", &["a.example."], &[]),
         with_ports(&["web/TCP/80"], link("default", "ips", &[], &["192.0.2.1"])),
