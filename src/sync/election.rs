@@ -578,7 +578,7 @@ mod tests {
         let (metrics, api) = (test_support::metrics(), test_support::metrics());
         let (known_leader, readiness) = Default::default();
         Election {
-            clock: clock::by_hand::now,
+            clock: boot_clock::by_hand::now,
             ..Election::new(client, ApiAvailability::default(), metrics, api, config, known_leader, readiness)
         }
     }
