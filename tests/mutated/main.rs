@@ -1,4 +1,4 @@
-//! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
+//! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the results for mutated
 //! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, manifests, answers of the API server,
 //! and snapshots.
 //!
@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod corefile;
+mod https;
 mod links;
 mod manifest;
 mod mutate;
@@ -42,6 +43,7 @@ use seeds::Seed;
 const QUESTIONS: Kind = Kind { name: "queries", full: 7_000_000, short: 1_000_000 };
 const REPLIES: Kind = Kind { name: "replies of upstreams", full: 2_500_000, short: 200_000 };
 const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_000 };
+const HTTPS: Kind = Kind { name: "connections for DNS over HTTPS", full: 2_000_000, short: 20_000 };
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
@@ -241,6 +243,23 @@ fn mutated_streams_get_an_answer_for_each_query() {
 }
 
 #[test]
+fn mutated_https_connections_get_well_formed_responses() {
+    let start = || {
+        let server = https::HttpsServer::start();
+        move |bytes: &[u8], split: usize| server.try_connection(bytes, split).map(str::to_owned)
+    };
+    let tally = try_all(seeds::https(), HTTPS, start);
+    let kinds = [
+        "no response",
+        "an answer by HTTP/1.1",
+        "an error by HTTP/1.1",
+        "an answer by HTTP/2",
+        "no answer by HTTP/2",
+    ];
+    assert_mixed(&tally, HTTPS, &kinds);
+}
+
+#[test]
 fn mutated_replies_yield_only_records_of_the_query() {
     let start = || |packet: &[u8], _: usize| reply::try_reply(packet).map(str::to_owned);
     let tally = try_all(seeds::replies(), REPLIES, start);
@@ -319,6 +338,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("https", owned(seeds::https())),
         ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),
         ("reply", owned(seeds::replies())),

@@ -9,7 +9,7 @@ use hickory_proto::rr::RecordType;
 use parking_lot::{Mutex, RwLock};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
-use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 use smallvec::SmallVec;
 
 use crate::dns::message::presentation::rcode_text;
@@ -44,6 +44,8 @@ pub struct ServerMetrics {
     plugin_enabled: IntGaugeVec,
     /// The number of panics while answering queries.
     pub panics: IntCounter,
+    /// The responses of DNS over HTTPS, by `server` and HTTP `status`.
+    pub https_responses: IntCounterVec,
 }
 
 #[derive(Clone, Debug)]
@@ -76,6 +78,10 @@ impl MetricGroup for ServerMetrics {
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
         let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.");
+        let https_responses = Opts::new(
+            "coredns_dns_https_responses_total",
+            "Counter of DoH responses per server and http status code.",
+        );
         let descs = Descs {
             requests: desc(
                 "coredns_dns_requests_total",
@@ -118,6 +124,10 @@ impl MetricGroup for ServerMetrics {
                 &["server", "zone", "view", "name"],
             )?,
             panics: registered(registry, panics)?,
+            https_responses: registered(
+                registry,
+                IntCounterVec::new(https_responses, &["server", "status"]),
+            )?,
         })
     }
 }
