@@ -24,9 +24,6 @@ const COREFILE: &str = "
         acl refused.test {
             block net 127.0.0.0/8
         }
-        erratic drop.test {
-            drop 1
-        }
         template IN ANY fail.test {
             rcode SERVFAIL
         }
@@ -34,6 +31,14 @@ const COREFILE: &str = "
             answer \"{{ .Name }} 7200 IN A 192.0.2.3\"
         }
         file db example.org
+    }
+    https://drop.test:{$TLS} {
+        bind 127.0.0.1
+        tls tls.crt tls.key
+        prometheus 127.0.0.1:{$METRICS}
+        erratic {
+            drop 1
+        }
     }
     https://.:{$READY} {
         bind 127.0.0.1

@@ -102,10 +102,10 @@ impl ConnectionLimiter {
         })
     }
 
-    /// Sets the maximum of a listener. A client may have half of it; without TLS it may have all, because behind a proxy
-    /// all clients have the proxy's address.
+    /// Sets the maximum of a listener. A client may have half of it. Without TLS there is no such limit, because behind a
+    /// proxy all clients have the proxy's address.
     pub(super) fn limited_to(self: &Arc<Self>, max_connections: usize, with_tls: bool) -> &Arc<Self> {
-        let max_of_a_client = if with_tls { max_connections.div_ceil(2) } else { max_connections };
+        let max_of_a_client = if with_tls { max_connections.div_ceil(2) } else { usize::MAX };
         let mut state = self.state.lock();
         (state.max_connections, state.max_of_a_client) = (max_connections, max_of_a_client);
         drop(state);

@@ -11,7 +11,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use activity::{Activity, Overdue};
+use activity::{Activity, Step};
 use answer::respond;
 use futures::future::BoxFuture;
 use http_body_util::Full;
@@ -21,7 +21,7 @@ use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::{Duration, Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
@@ -114,34 +114,24 @@ async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
     stop: &CancellationToken,
 ) -> io::Result<()> {
     let mut stop = pin!(stop.cancelled());
-    let mut timer = pin!(sleep_until(activity.deadline()));
-    let mut is_closing = false;
+    let mut timer = pin!(sleep_until(Instant::now() + activity.limits.idle));
     std::future::poll_fn(|context| {
         loop {
             if let Poll::Ready(ended) = serving.poll(context) {
                 return Poll::Ready(ended.map_err(io::Error::other));
             }
-            if activity.has_too_many_unread_bytes() {
-                return Poll::Ready(Err(io::Error::other("too many answers that aren't read")));
-            }
-            let ends = activity.is_used_up() || stop.as_mut().poll(context).is_ready();
-            if !is_closing && (ends || activity.overdue() == Some(Overdue::Idle)) {
-                is_closing = true;
-                activity.close();
-                serving.end_gracefully();
-                continue;
-            }
-            match activity.overdue() {
-                Some(Overdue::Late) => return Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                Some(Overdue::Closed) => return Poll::Ready(Ok(())),
-                Some(Overdue::Idle) | None => {}
-            }
-            let deadline = activity.deadline();
-            if deadline < timer.deadline() || timer.is_elapsed() {
-                timer.as_mut().reset(deadline);
-            }
-            if timer.as_mut().poll(context).is_pending() {
-                return Poll::Pending;
+            match activity.next_step(stop.as_mut().poll(context).is_ready()) {
+                Step::Close => serving.end_gracefully(),
+                Step::End => return Poll::Ready(Ok(())),
+                Step::Fail(error) => return Poll::Ready(Err(error)),
+                Step::Wait(deadline) => {
+                    if deadline < timer.deadline() || timer.is_elapsed() {
+                        timer.as_mut().reset(deadline);
+                    }
+                    if timer.as_mut().poll(context).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
             }
         }
     })
@@ -151,7 +141,7 @@ async fn drive<S: AsyncRead + AsyncWrite + Unpin>(
 /// Ends a connection of HTTP/1.1. Data that isn't read would make the kernel reset the connection.
 async fn shut_down(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    write: std::time::Duration,
+    write: Duration,
     stop: &CancellationToken,
 ) -> io::Result<()> {
     timeout(write, stream.shutdown()).await??;

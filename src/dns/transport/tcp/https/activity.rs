@@ -54,9 +54,20 @@ struct State {
     has_too_many_unread_bytes: bool,
 }
 
-/// Why a connection has reached its deadline.
+/// What a connection has to do.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// To wait for an event, at most until a time.
+    Wait(Instant),
+    /// To tell the client that no further request is taken.
+    Close,
+    End,
+    Fail(io::Error),
+}
+
+/// Why a connection reaches its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Overdue {
+enum Overdue {
     /// It has been idle too long.
     Idle,
     /// It was about to end, and is idle.
@@ -141,7 +152,7 @@ impl Activity {
         Ok(Bytes::from_owner(answer))
     }
 
-    /// Returns an empty share of the memory for bodies.
+    /// Returns an empty share of the memory for the body of a request.
     pub fn body_share(&self) -> QuotaGuard {
         self.state.lock().permit.limiter().unread(self.client)
     }
@@ -151,28 +162,32 @@ impl Activity {
         self.state.lock().remaining_queries == 0
     }
 
-    pub fn has_too_many_unread_bytes(&self) -> bool {
-        self.state.lock().has_too_many_unread_bytes
+    /// Notes that no further request is taken.
+    pub fn use_up(&self) {
+        self.state.lock().remaining_queries = 0;
     }
 
-    /// Notes that the connection ends once it is idle.
-    pub fn close(&self) {
-        self.state.lock().closes_at.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
-    }
-
-    /// Returns the time at which [`Activity::overdue`] should be called next. Later events that set an earlier time also
-    /// wake the connection.
-    pub fn deadline(&self) -> Instant {
-        let state = self.state.lock();
-        state
-            .deadline(&self.limits)
-            .map_or_else(|| Instant::now() + self.limits.idle, |(deadline, _)| deadline)
-    }
-
-    /// Returns why the connection has reached its deadline; `None` if it hasn't.
-    pub fn overdue(&self) -> Option<Overdue> {
-        let (deadline, why) = self.state.lock().deadline(&self.limits)?;
-        (deadline <= Instant::now()).then_some(why)
+    /// Returns what the connection has to do. `is_stopped` means that the listener has stopped. Later events that set an
+    /// earlier deadline also wake the connection.
+    pub fn next_step(&self, is_stopped: bool) -> Step {
+        let mut state = self.state.lock();
+        if state.has_too_many_unread_bytes {
+            return Step::Fail(io::Error::other("too many answers that aren't read"));
+        }
+        let now = Instant::now();
+        let deadline = state.deadline(&self.limits);
+        let overdue = deadline.filter(|(deadline, _)| *deadline <= now).map(|(_, why)| why);
+        match overdue {
+            Some(Overdue::Late) => return Step::Fail(io::ErrorKind::TimedOut.into()),
+            Some(Overdue::Closed) => return Step::End,
+            Some(Overdue::Idle) | None => {}
+        }
+        let closes = is_stopped || state.remaining_queries == 0 || overdue.is_some();
+        if closes && state.closes_at.is_none() {
+            state.closes_at = Some(now + CLOSE_TIMEOUT);
+            return Step::Close;
+        }
+        Step::Wait(deadline.map_or(now + self.limits.idle, |(deadline, _)| deadline))
     }
 }
 

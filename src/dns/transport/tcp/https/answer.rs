@@ -59,9 +59,12 @@ pub(super) async fn respond(
         }
     };
     headers.insert(CONTENT_LENGTH, bytes.len().into());
-    // The rest of a body isn't read, nor are further requests. HTTP/2 has no such header.
-    let leaves_body = matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT);
-    if leaves_body || activity.is_used_up() {
+    // The rest of a body isn't read.
+    if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+        activity.use_up();
+    }
+    // HTTP/2 has no such header, and hyper leaves it out.
+    if activity.is_used_up() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if !is_head {

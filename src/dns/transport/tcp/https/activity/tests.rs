@@ -53,13 +53,13 @@ async fn deadline_depends_on_requests_and_unread_answers() {
     drop(open);
     drop(second);
     assert_eq!(deadline(&activity).await, Some((30, Overdue::Idle)));
-    assert_eq!(activity.overdue(), None);
-    activity.close();
+    assert!(matches!(activity.next_step(false), Step::Wait(_)));
+    assert!(matches!(activity.next_step(true), Step::Close));
     assert_eq!(deadline(&activity).await, Some((1, Overdue::Closed)));
     assert!(activity.begin().is_some());
     pass(1).await;
     assert!(activity.begin().is_none());
-    assert_eq!(activity.overdue(), Some(Overdue::Closed));
+    assert!(matches!(activity.next_step(true), Step::End));
 }
 
 #[tokio::test]
@@ -69,10 +69,11 @@ async fn unread_answers_take_quota_that_other_clients_share() {
     let small = || vec![0; 100];
     let held: Vec<Bytes> = std::iter::from_fn(|| first.hold(small()).ok()).collect();
     assert!((7000..9000).contains(&held.len()), "{}", held.len());
-    assert!(first.has_too_many_unread_bytes());
+    assert!(matches!(first.next_step(false), Step::Fail(_)));
     assert_eq!(site.2.tcp_unread.get(), 1);
     // The first answers of a connection need no quota.
-    assert!(second.hold(small()).is_ok() && !second.has_too_many_unread_bytes());
+    assert!(second.hold(small()).is_ok());
+    assert!(matches!(second.next_step(false), Step::Wait(_)));
     drop(held);
     assert!(first.hold(vec![0; 60_000]).is_ok());
 }
