@@ -21,10 +21,10 @@
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
 //! *prometheus*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket, reload,
-//! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, k8s_gateway, k8s_external,
-//! kubernetes, file, auto, loop, forward, erratic, whoami.
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket,
+//! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos,
+//! loadbalance, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, hosts, lb_linker, k8s_gateway,
+//! k8s_external, kubernetes, file, auto, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;

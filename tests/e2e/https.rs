@@ -31,6 +31,8 @@ use crate::tls::{Certificates, client_config};
 const MEMORY_LIMIT: usize = 256 << 10;
 const QUESTION: &str = "a.test. A";
 const MAX_CONNECTIONS: usize = 40;
+/// The ports of lb-linker other than those for DNS.
+const HTTP_PORTS: &str = "prometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n";
 
 /// A client of DNS over HTTPS.
 pub(crate) enum Client {
@@ -111,7 +113,7 @@ impl Site {
         std::fs::write(&db, zone).unwrap();
         let db = db.display();
         let corefile = format!(
-            ".:0 {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\nfile {db} test\n}}\n\
+            ".:0 {{\nbind 127.0.0.1\n{HTTP_PORTS}file {db} test\n}}\n\
              https://.:0 {{\nbind 127.0.0.1\nhttps {{\nmax_connections {MAX_CONNECTIONS}\n}}\n\
              timeouts {{\nread 2s\nwrite 2s\nidle 10s\n}}\nfile {db} test\n}}\n"
         );
@@ -390,7 +392,7 @@ async fn reload_renews_the_certificate_and_removes_the_https_listener() {
     };
     let (first, second) = (Certificates::make(), Certificates::make());
     copy(&first);
-    let dns = ".:0 {\nbind 127.0.0.1\nreload 2s 0\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\nwhoami\n}\n";
+    let dns = &format!(".:0 {{\nbind 127.0.0.1\nreload 2s 0\n{HTTP_PORTS}whoami\n}}\n");
     let https = format!(
         "https://.:0 {{\nbind 127.0.0.1\ntls {} {}\nwhoami\n}}\n",
         file("tls.crt").display(),

@@ -1,5 +1,5 @@
-//! Properties of the responses to arbitrary bytes on a connection for DNS over HTTPS, shared by the property test and the
-//! fuzz target.
+//! Properties of the responses to arbitrary bytes on a connection for DNS over HTTPS, shared by the property test and
+//! the fuzz target.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

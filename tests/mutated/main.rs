@@ -1,6 +1,6 @@
-//! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, manifests, answers of the API server,
-//! and snapshots.
+//! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
+//! results for mutated replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, manifests,
+//! answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.

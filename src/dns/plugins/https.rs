@@ -6,31 +6,33 @@
 //!
 //! A block with an address that begins with `https://` answers DNS over HTTPS (RFC 8484) at the path `/dns-query`, by
 //! default on port 443: GET with the parameter `dns`, and POST, by HTTP/2 and HTTP/1.1. The certificate is that of
-//! [*tls*](#tls). Without *tls* the block answers plain HTTP, for a proxy in front of it. It needs no line *https*, which
-//! has no effect in other blocks.
+//! [*tls*](#tls). Without *tls* the block answers plain HTTP, for a proxy in front of it. It needs no line *https*,
+//! which has no effect in other blocks.
 //!
-//! `Cache-Control` has the smallest TTL of an answer, or that of the SOA record of a negative one; errors have `no-store`. A
-//! request that isn't a DNS query gets 400, 404 for another path, 405 for another method, 413 for a query of more than
-//! 65,535 bytes, 415 for another content type, 431 for more than 16 KiB of headers, and 503 if too many queries wait,
-//! with a sentence that says what is wrong.
+//! `Cache-Control` has the smallest TTL of an answer, or that of the SOA record of a negative one; errors have
+//! `no-store`. A request that isn't a DNS query gets 400, 404 for another path, 405 for another method, 413 for a query
+//! of more than 65,535 bytes, 415 for another content type, and 503 if too many queries wait, with a sentence that says
+//! what is wrong; 431 for more than 16 KiB of headers.
 //!
 //! The client's address is that of the connection, so behind a proxy that of the proxy: `X-Forwarded-For` and similar
-//! headers are ignored, because any client can set them. *timeouts* applies as by TCP; `read` also limits the time for the
-//! body of a request, and HTTP/2 allows 100 queries at a time on a connection.
+//! headers are ignored, because any client can set them. *timeouts* applies as by TCP; `read` also limits the time for
+//! the body of a request, and HTTP/2 allows 100 queries at a time on a connection.
 //!
 //! Differences from CoreDNS: methods other than GET and POST, and too large a body, get 400 there, any content type is
-//! taken, and errors have no sentence; HEAD is answered here. There HTTP caches may keep an answer for an hour at most, one
-//! without a TTL and an error for 5 seconds, and the TTLs of all sections count. HTTP/2 needs TLS there. At the maximum of
-//! connections CoreDNS accepts none until one ends; here the connection that has been idle longest is closed, or the new
-//! one if none is idle.
+//! taken, and errors have no sentence; HEAD is answered here. There HTTP caches may keep an answer for an hour at most,
+//! one without a TTL and an error for 5 seconds, and the TTLs of all sections count. HTTP/2 needs TLS there. At the
+//! maximum of connections CoreDNS accepts none until one ends; here the connection that has been idle longest is
+//! closed, or the new one if none is idle.
 //!
 //! # Syntax
 //!
 //! Syntax: `https`. Option:
 //!
-//! - `max_connections MAXIMUM` sets the maximum number of connections of the listener, 200 by default. 0 leaves only the
-//!   limits of all TCP connections: 10,000, and 1,000 of a client. With *tls* a client's address may have half of the
-//!   maximum. If several blocks share the listener, the first one with *https* counts.
+//! - `max_connections MAXIMUM` sets the maximum number of connections of the listener, 200 by default. 0 leaves only
+//!   the limits of all TCP connections: 10,000, and 1,000 of a client. With *tls* a client's address may have half of
+//!   the maximum. If several blocks share the listener, the first one with *https* counts.
+//!
+//! For example, in a block `https://dns.example.org`: `tls tls.crt tls.key` and `https` with `max_connections 1000`.
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;

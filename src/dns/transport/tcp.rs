@@ -47,8 +47,8 @@ pub struct ConnectionConfig {
     pub https_connections: Option<usize>,
 }
 
-/// Opens a socket for DNS over TCP, TLS or HTTPS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be shared
-/// with a listener of this process that is about to stop.
+/// Opens a socket for DNS over TCP, TLS or HTTPS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be
+/// shared with a listener of this process that is about to stop.
 ///
 /// # Errors
 /// If the address can't be bound.

@@ -74,8 +74,8 @@ const LIFETIMES: [(&str, &str, &str); 8] = [
     ("example.org. AXFR", "max-age=5", "no-store"),
 ];
 
-/// Requests with their content type, the path with `{}` for the query in base64url, the body (`query`, a size, or none),
-/// and the statuses of CoreDNS and lb-linker. An answer has the status 200.
+/// Requests with their content type, the path with `{}` for the query in base64url, the body (`query`, a size, or
+/// none), and the statuses of CoreDNS and lb-linker. An answer has the status 200.
 const REQUESTS: [(&str, &str, &str, &str, u16, u16); 19] = [
     ("GET", "", "/dns-query?dns={}", "", 200, 200),
     ("GET", DNS, "/dns-query?ct=x&dns={}&y", "", 200, 200),
@@ -199,7 +199,8 @@ async fn statuses_and_headers_by_https_are_as_expected() {
     assert_eq!(coredns.1, linker.1);
 }
 
-/// Returns the labels of the counted responses of each server and status that lb-linker has, too, and those of requests.
+/// Returns the labels of the counted responses of each server and status that lb-linker has, too, and those of
+/// requests.
 fn counted(server: &Server) -> (Vec<String>, Vec<String>) {
     let page = server.without_ports(&server.metrics());
     let labels = |name: &str| {

@@ -29,8 +29,8 @@ const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
 /// The maximum number of pending queries, not counting the first of each connection. Exceeds the `max_concurrent` of
 /// the built-in Corefile.
 const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
-/// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few bytes
-/// of the connection are unread.
+/// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few
+/// bytes of the connection are unread.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
 /// The maximum size in bytes of an answer that may be sent without quota.
 const SMALL_REPLY_BYTES: usize = 4096;
@@ -102,8 +102,8 @@ impl ConnectionLimiter {
         })
     }
 
-    /// Sets the maximum of a listener. A client may have half of it. Without TLS there is no such limit, because behind a
-    /// proxy all clients have the proxy's address.
+    /// Sets the maximum of a listener. A client may have half of it. Without TLS there is no such limit, because behind
+    /// a proxy all clients have the proxy's address.
     pub(super) fn limited_to(self: &Arc<Self>, max_connections: usize, with_tls: bool) -> &Arc<Self> {
         let max_of_a_client = if with_tls { max_connections.div_ceil(2) } else { usize::MAX };
         let mut state = self.state.lock();

@@ -35,14 +35,15 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const MAX_STREAMS: u32 = 100;
 /// The maximum size of the headers of a request.
 const MAX_HEADER_BYTES: u16 = 16 << 10;
-/// The number of bytes that a client may send before they are processed (RFC 9113 section 5.2): a query of maximum size.
+/// The number of bytes that a client may send before they are processed (RFC 9113 section 5.2): a query of maximum
+/// size.
 const WINDOW_BYTES: u32 = 65_535;
-/// The maximum numbers of streams that the client resets before they are processed, and of streams that are reset because
-/// of its errors; then the connection ends (CVE-2023-44487).
+/// The maximum numbers of streams that the client resets before they are processed, and of streams that are reset
+/// because of its errors; then the connection ends (CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 20;
 const MAX_ERROR_RESETS: usize = 100;
-/// How many bytes are discarded after the last answer, so that the kernel doesn't reset the connection before the client
-/// has received the answer.
+/// How many bytes are discarded after the last answer, so that the kernel doesn't reset the connection before the
+/// client has received the answer.
 const MAX_DISCARDED_BYTES: u64 = 1 << 20;
 
 /// Serves a connection until the client or the stop ends it, it has been idle too long, or its last allowed query is

@@ -19,8 +19,8 @@ use crate::dns::transport::client_quota::QuotaGuard;
 const STREAM_BYTES: usize = 2048;
 /// The number of unread bytes of a connection up to which answers need no quota.
 const FREE_UNREAD_BYTES: usize = 8192;
-/// How long a connection that is about to end waits for further requests: the client may have sent them before it learns of
-/// the end.
+/// How long a connection that is about to end waits for further requests: the client may have sent them before it
+/// learns of the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection, as its requests share it.
@@ -167,8 +167,8 @@ impl Activity {
         self.state.lock().remaining_queries = 0;
     }
 
-    /// Returns what the connection has to do. `is_stopped` means that the listener has stopped. Later events that set an
-    /// earlier deadline also wake the connection.
+    /// Returns what the connection has to do. `is_stopped` means that the listener has stopped. Later events that set
+    /// an earlier deadline also wake the connection.
     pub fn next_step(&self, is_stopped: bool) -> Step {
         let mut state = self.state.lock();
         if state.has_too_many_unread_bytes {
