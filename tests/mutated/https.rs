@@ -70,10 +70,13 @@ impl HttpsServer {
     }
 }
 
-/// Returns the kind of the first response, or the violated property.
-fn kind(responses: &[u8]) -> Result<&'static str, String> {
+/// Returns the kind of the first final response, or the violated property.
+fn kind(mut responses: &[u8]) -> Result<&'static str, String> {
     if responses.len() > MAX_BYTES {
         return Err(format!("{} bytes in response", responses.len()));
+    }
+    while let Some(rest) = responses.strip_prefix(b"HTTP/1.1 100 Continue\r\n\r\n") {
+        responses = rest;
     }
     if responses.is_empty() {
         return Ok("no response");
