@@ -66,6 +66,11 @@ struct Descs {
     duration: Desc,
 }
 
+fn https_responses() -> Result<IntCounterVec, prometheus::Error> {
+    let help = "Counter of DoH responses per server and http status code.";
+    IntCounterVec::new(Opts::new("coredns_dns_https_responses_total", help), &["server", "status"])
+}
+
 impl MetricGroup for ServerMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         let gauge = |name, help, labels: &[&str]| {
@@ -78,10 +83,6 @@ impl MetricGroup for ServerMetrics {
         )?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION"), "", ""]).set(1);
         let panics = IntCounter::new("coredns_panics_total", "A metrics that counts the number of panics.");
-        let https_responses = Opts::new(
-            "coredns_dns_https_responses_total",
-            "Counter of DoH responses per server and http status code.",
-        );
         let descs = Descs {
             requests: desc(
                 "coredns_dns_requests_total",
@@ -124,10 +125,7 @@ impl MetricGroup for ServerMetrics {
                 &["server", "zone", "view", "name"],
             )?,
             panics: registered(registry, panics)?,
-            https_responses: registered(
-                registry,
-                IntCounterVec::new(https_responses, &["server", "status"]),
-            )?,
+            https_responses: registered(registry, https_responses())?,
         })
     }
 }
