@@ -3,6 +3,8 @@
 
 #![no_main]
 
+#[path = "../../tests/mutated/connection.rs"]
+mod connection;
 #[path = "../../tests/mutated/https.rs"]
 mod https;
 #[path = "../../tests/mutated/question.rs"]
@@ -10,14 +12,15 @@ mod question;
 
 use std::sync::LazyLock;
 
-use https::HttpsServer;
+use connection::ConnectionServer;
+use https::try_https;
 use libfuzzer_sys::fuzz_target;
 
-static SERVER: LazyLock<HttpsServer> = LazyLock::new(HttpsServer::start);
+static SERVER: LazyLock<ConnectionServer> = LazyLock::new(|| ConnectionServer::start(true));
 
 fuzz_target!(|bytes: &[u8]| {
     let split = bytes.first().copied().map_or(0, usize::from);
-    if let Err(rule) = SERVER.try_connection(bytes, split) {
+    if let Err(rule) = try_https(&SERVER, bytes, split) {
         panic!("{rule}");
     }
 });

@@ -1,73 +1,15 @@
 //! Properties of the responses to arbitrary bytes on a connection for DNS over HTTPS, shared by the property test and
 //! the fuzz target.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use crate::connection::ConnectionServer;
 
-use arc_swap::ArcSwap;
-use lb_linker::dns::transport::tcp;
-use lb_linker::dns::transport::tcp::connection_limit::ConnectionLimiter;
-use lb_linker::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
-use lb_linker::metrics::Metrics;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::runtime::Runtime;
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
-
-use crate::question::handler;
-
-/// The time limit for all responses; long enough for a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum size of all responses to one input, in bytes: the inputs have some kilobytes.
 const MAX_BYTES: usize = 4 << 20;
 
-/// A server for DNS over HTTP without TLS on loopback.
-pub struct HttpsServer {
-    address: SocketAddr,
-    runtime: Runtime,
-}
-
-impl HttpsServer {
-    pub fn start() -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _context = runtime.enter();
-        let listener = tcp::bind((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
-        let address = listener.local_addr().unwrap();
-        let limiter = Arc::new(ConnectionLimiter::new(Metrics::new().unwrap().group().unwrap()));
-        // A pause of the test must not end a connection.
-        let limits = ConnectionLimits { read: TIMEOUT, write: TIMEOUT, idle: TIMEOUT, ..Default::default() };
-        let config = ConnectionConfig { limits, https_connections: Some(usize::MAX), ..Default::default() };
-        let config = Arc::new(ArcSwap::from_pointee(config));
-        runtime.spawn(tcp::serve(listener, config, limiter, handler(), CancellationToken::new()));
-        Self { address, runtime }
-    }
-
-    /// Sends the bytes in two parts, of which the first has `split % (bytes.len() + 1)` bytes, ends the sending
-    /// direction, and reads all responses. Returns the kind of outcome, or the violated property.
-    pub fn try_connection(&self, bytes: &[u8], split: usize) -> Result<&'static str, String> {
-        let responses = self
-            .runtime
-            .block_on(async { timeout(TIMEOUT, self.exchange(bytes, split % (bytes.len() + 1))).await });
-        let responses = responses.map_err(|_| format!("the connection stays open: {bytes:02x?}"))?;
-        kind(&responses).map_err(|rule| format!("{rule}\n{bytes:02x?}\n{responses:02x?}"))
-    }
-
-    async fn exchange(&self, bytes: &[u8], split: usize) -> Vec<u8> {
-        let mut stream = TcpStream::connect(self.address).await.unwrap();
-        // A reset at the end leaves no connection in TIME-WAIT, which would keep its port.
-        stream.set_zero_linger().unwrap();
-        let (mut responses, (first, second)) = (Vec::new(), bytes.split_at(split));
-        for part in [first, second] {
-            // The server may have closed the connection.
-            let _ = stream.write_all(part).await;
-            tokio::task::yield_now().await;
-        }
-        let _ = stream.shutdown().await;
-        let _ = stream.read_to_end(&mut responses).await;
-        responses
-    }
+/// Sends the bytes as [`ConnectionServer::answers`] does. Returns the kind of outcome, or the violated property.
+pub fn try_https(server: &ConnectionServer, bytes: &[u8], split: usize) -> Result<&'static str, String> {
+    let responses = server.answers(bytes, split)?;
+    kind(&responses).map_err(|rule| format!("{rule}\n{bytes:02x?}\n{responses:02x?}"))
 }
 
 /// Returns the kind of the first final response, or the violated property.

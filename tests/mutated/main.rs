@@ -10,6 +10,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod connection;
 mod corefile;
 mod https;
 mod links;
@@ -35,6 +36,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use connection::ConnectionServer;
 use mutate::packet;
 use question::Server;
 use seeds::Seed;
@@ -235,8 +237,8 @@ fn mutated_packets_get_valid_answers_or_none() {
 #[test]
 fn mutated_streams_get_an_answer_for_each_query() {
     let start = || {
-        let server = stream::StreamServer::start();
-        move |bytes: &[u8], split: usize| server.try_stream(bytes, split).map(str::to_owned)
+        let server = ConnectionServer::start(false);
+        move |bytes: &[u8], split: usize| stream::try_stream(&server, bytes, split).map(str::to_owned)
     };
     let tally = try_all(seeds::streams(), STREAMS, start);
     assert_mixed(&tally, STREAMS, &["no answer", "answers", "answers, and a rest"]);
@@ -245,8 +247,8 @@ fn mutated_streams_get_an_answer_for_each_query() {
 #[test]
 fn mutated_https_connections_get_well_formed_responses() {
     let start = || {
-        let server = https::HttpsServer::start();
-        move |bytes: &[u8], split: usize| server.try_connection(bytes, split).map(str::to_owned)
+        let server = ConnectionServer::start(true);
+        move |bytes: &[u8], split: usize| https::try_https(&server, bytes, split).map(str::to_owned)
     };
     let tally = try_all(seeds::https(), HTTPS, start);
     let kinds = [
