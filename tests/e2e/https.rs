@@ -387,7 +387,7 @@ async fn reload_renews_the_certificate_and_removes_the_https_listener() {
     let file = |name: &str| directory.path().join(name);
     let copy = |certificates: &Certificates| {
         for name in ["tls.key", "tls.crt"] {
-            replace_file(&file(name), &std::fs::read_to_string(certificates.file(name)).unwrap());
+            replace_file(&file(name), std::fs::read_to_string(certificates.file(name)).unwrap());
         }
     };
     let (first, second) = (Certificates::make(), Certificates::make());
