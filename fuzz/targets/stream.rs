@@ -3,6 +3,8 @@
 
 #![no_main]
 
+#[path = "../../tests/mutated/connection.rs"]
+mod connection;
 #[path = "../../tests/mutated/question.rs"]
 mod question;
 #[path = "../../tests/mutated/stream.rs"]
@@ -10,14 +12,15 @@ mod stream;
 
 use std::sync::LazyLock;
 
+use connection::ConnectionServer;
 use libfuzzer_sys::fuzz_target;
-use stream::StreamServer;
+use stream::try_stream;
 
-static SERVER: LazyLock<StreamServer> = LazyLock::new(StreamServer::start);
+static SERVER: LazyLock<ConnectionServer> = LazyLock::new(|| ConnectionServer::start(false));
 
 fuzz_target!(|bytes: &[u8]| {
     let split = bytes.first().copied().map_or(0, usize::from);
-    if let Err(rule) = SERVER.try_stream(bytes, split) {
+    if let Err(rule) = try_stream(&SERVER, bytes, split) {
         panic!("{rule}");
     }
 });

@@ -22,6 +22,8 @@ pub enum Protocol {
     Tcp,
     /// TLS (RFC 7858).
     Tls,
+    /// HTTPS (RFC 8484).
+    Https,
 }
 
 impl fmt::Display for Protocol {
@@ -30,6 +32,7 @@ impl fmt::Display for Protocol {
             Self::Udp => "udp",
             Self::Tcp => "tcp",
             Self::Tls => "tls",
+            Self::Https => "https",
         })
     }
 }

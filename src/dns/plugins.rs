@@ -21,9 +21,9 @@
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
 //! *prometheus*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, timeouts, multisocket, reload,
-//! nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos, loadbalance,
-//! tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket,
+//! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos,
+//! loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
 //! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
@@ -51,6 +51,7 @@ mod forward;
 mod header;
 mod health;
 mod hosts;
+mod https;
 mod import;
 mod k8s_external;
 mod k8s_gateway;
@@ -104,7 +105,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("proxyproto", None),
     ("quic", None),
     ("grpc_server", None),
-    ("https", None),
+    ("https", Some(https::set_up)),
     ("https3", None),
     ("timeouts", Some(timeouts::set_up)),
     ("multisocket", Some(no_effect::multisocket)),

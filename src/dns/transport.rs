@@ -1,4 +1,4 @@
-//! The transports: UDP, TCP and TLS.
+//! The transports: UDP, TCP, TLS and HTTPS.
 
 pub(crate) mod client_quota;
 pub mod metrics;

@@ -27,6 +27,7 @@ mod corpus;
 mod forward;
 mod generated_zones;
 mod hosts;
+mod https;
 mod load;
 mod logs;
 mod metrics;

@@ -33,6 +33,7 @@ mod finalizer;
 mod gateway_routes;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
+mod https;
 mod instances;
 mod k8s_gateway;
 mod laptop;

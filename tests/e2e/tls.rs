@@ -90,7 +90,7 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let mut serving = JoinSet::new();
-        let terms = ConnectionConfig { tls: Some(config.into()), limits: patient() };
+        let terms = ConnectionConfig { tls: Some(config.into()), limits: patient(), ..Default::default() };
         let terms = Arc::new(ArcSwap::from_pointee(terms));
         serving.spawn(tcp::serve(listener, terms, places, handler, stop.clone()));
         Self { address, stop, serving, metrics }

@@ -1,6 +1,6 @@
-//! Malformed input: properties of the answers to mutated packets and TCP streams, and of the results for mutated
-//! replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers, signed messages, files
-//! with keys, manifests, answers of the API server, and snapshots.
+//! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
+//! results for mutated replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers,
+//! signed messages, files with keys, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -10,7 +10,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod connection;
 mod corefile;
+mod https;
 mod key_file;
 mod links;
 mod manifest;
@@ -37,6 +39,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use connection::ConnectionServer;
 use mutate::packet;
 use question::Server;
 use seeds::Seed;
@@ -45,6 +48,7 @@ use seeds::Seed;
 const QUESTIONS: Kind = Kind { name: "queries", full: 7_000_000, short: 1_000_000 };
 const REPLIES: Kind = Kind { name: "replies of upstreams", full: 2_500_000, short: 200_000 };
 const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_000 };
+const HTTPS: Kind = Kind { name: "connections for DNS over HTTPS", full: 2_000_000, short: 20_000 };
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
@@ -239,11 +243,28 @@ fn mutated_packets_get_valid_answers_or_none() {
 #[test]
 fn mutated_streams_get_an_answer_for_each_query() {
     let start = || {
-        let server = stream::StreamServer::start();
-        move |bytes: &[u8], split: usize| server.try_stream(bytes, split).map(str::to_owned)
+        let server = ConnectionServer::start(false);
+        move |bytes: &[u8], split: usize| stream::try_stream(&server, bytes, split).map(str::to_owned)
     };
     let tally = try_all(seeds::streams(), STREAMS, start);
     assert_mixed(&tally, STREAMS, &["no answer", "answers", "answers, and a rest"]);
+}
+
+#[test]
+fn mutated_https_connections_get_well_formed_responses() {
+    let start = || {
+        let server = ConnectionServer::start(true);
+        move |bytes: &[u8], split: usize| https::try_https(&server, bytes, split).map(str::to_owned)
+    };
+    let tally = try_all(seeds::https(), HTTPS, start);
+    let kinds = [
+        "no response",
+        "an answer by HTTP/1.1",
+        "an error by HTTP/1.1",
+        "an answer by HTTP/2",
+        "no answer by HTTP/2",
+    ];
+    assert_mixed(&tally, HTTPS, &kinds);
 }
 
 #[test]
@@ -363,6 +384,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),

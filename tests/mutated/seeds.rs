@@ -449,6 +449,59 @@ pub fn streams() -> Vec<Seed> {
     all
 }
 
+/// Returns connections of HTTP/1.1 and HTTP/2 with queries for `web.default.lb.internal`.
+pub fn https() -> Vec<Seed> {
+    let message = bytes(&query("web.default.lb.internal. A"));
+    let path = format!("/dns-query?dns={}", data_encoding::BASE64URL_NOPAD.encode(&message));
+    let get = format!("GET {path} HTTP/1.1\r\nHost: dns.example\r\nAccept: application/dns-message\r\n\r\n");
+    let head = get.replace("GET", "HEAD").replace("1.1", "1.0");
+    let post = "POST /dns-query HTTP/1.1\r\nHost: dns.example\r\nContent-Type: application/dns-message\r\n";
+    let posted = [format!("{post}Content-Length: {}\r\n\r\n", message.len()).as_bytes(), &message].concat();
+    let chunk = [format!("{:x}\r\n", message.len()).as_bytes(), &message, b"\r\n0\r\n\r\n"].concat();
+    let chunked =
+        [format!("{post}Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n").as_bytes(), &chunk]
+            .concat();
+    // RFC 9113 section 4.1: length, type, flags, stream.
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    // RFC 7541 section 6.2.2; the values have less than 127 bytes.
+    let field = |name: &str, value: &str| {
+        let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+        [vec![0], text(name), text(value)].concat()
+    };
+    let fields = |method, path: &str| {
+        [(":method", method), (":scheme", "http"), (":authority", "a"), (":path", path)]
+            .map(|(name, value)| field(name, value))
+            .concat()
+    };
+    let start = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &*frame(4, 0, 0, &[0, 4, 0, 0, 0xff, 0xff])].concat();
+    let get_2 =
+        [&*start, &frame(1, 5, 1, &fields("GET", &path)), &frame(1, 5, 3, &fields("HEAD", &path))].concat();
+    let typed = [fields("POST", "/dns-query"), field("content-type", "application/dns-message")].concat();
+    let post_2 =
+        [&*start, &frame(1, 4, 1, &typed), &frame(0, 1, 1, &message), &frame(6, 0, 0, &[7; 8])].concat();
+    let (first, second) = typed.split_at(typed.len() / 2);
+    let parts = [
+        &*start,
+        &frame(8, 0, 0, &[0, 0, 1, 0]),
+        &frame(1, 0, 1, first),
+        &frame(9, 4, 1, second),
+        &frame(3, 0, 1, &[0, 0, 0, 8]),
+        &frame(7, 0, 0, &[0; 8]),
+    ];
+    vec![
+        ("get", get.repeat(2).into_bytes()),
+        ("head", head.into_bytes()),
+        ("post", posted.repeat(2)),
+        ("chunked", chunked),
+        ("http2-get", get_2),
+        ("http2-post", post_2),
+        ("http2-frames", parts.concat()),
+    ]
+}
+
 /// Returns queries with the rules of a server block: all kinds of rules of *rewrite*, and most options of *template*.
 pub fn rules() -> Vec<Seed> {
     const ADDRESS: &str = "template ANY ANY {\n answer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";

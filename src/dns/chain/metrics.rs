@@ -9,7 +9,7 @@ use hickory_proto::rr::RecordType;
 use parking_lot::{Mutex, RwLock};
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Bucket, Histogram, Metric, MetricFamily, MetricType};
-use prometheus::{IntCounter, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 use smallvec::SmallVec;
 
 use crate::dns::message::presentation::rcode_text;
@@ -44,6 +44,8 @@ pub struct ServerMetrics {
     plugin_enabled: IntGaugeVec,
     /// The number of panics while answering queries.
     pub panics: IntCounter,
+    /// The responses of DNS over HTTPS, by `server` and HTTP `status`.
+    pub https_responses: IntCounterVec,
 }
 
 #[derive(Clone, Debug)]
@@ -62,6 +64,11 @@ struct Descs {
     responses: Desc,
     response_size: Desc,
     duration: Desc,
+}
+
+fn https_responses() -> Result<IntCounterVec, prometheus::Error> {
+    let help = "Counter of DoH responses per server and http status code.";
+    IntCounterVec::new(Opts::new("coredns_dns_https_responses_total", help), &["server", "status"])
 }
 
 impl MetricGroup for ServerMetrics {
@@ -118,6 +125,7 @@ impl MetricGroup for ServerMetrics {
                 &["server", "zone", "view", "name"],
             )?,
             panics: registered(registry, panics)?,
+            https_responses: registered(registry, https_responses())?,
         })
     }
 }

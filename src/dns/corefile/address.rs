@@ -14,6 +14,8 @@ pub enum Scheme {
     Dns,
     /// TLS (RFC 7858).
     Tls,
+    /// HTTPS (RFC 8484).
+    Https,
 }
 
 /// A zone of a block, and the transport and port that serve it.
@@ -31,17 +33,19 @@ impl fmt::Display for Scheme {
         f.write_str(match self {
             Self::Dns => "dns",
             Self::Tls => "tls",
+            Self::Https => "https",
         })
     }
 }
 
 impl Scheme {
-    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1).
+    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1, RFC 9110 section 4.2.2).
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
             Self::Dns => 53,
             Self::Tls => 853,
+            Self::Https => 443,
         }
     }
 }
@@ -57,8 +61,11 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
         None => (Scheme::Dns, &*word.text),
         Some(("dns", rest)) => (Scheme::Dns, rest),
         Some(("tls", rest)) => (Scheme::Tls, rest),
+        Some(("https", rest)) => (Scheme::Https, rest),
         Some((scheme, _)) => {
-            return Err(wrong(format!("{scheme}:// isn't supported; the schemes are dns:// and tls://")));
+            return Err(wrong(format!(
+                "{scheme}:// isn't supported; the schemes are dns://, tls:// and https://"
+            )));
         }
     };
     let (zone, port) = match rest.rsplit_once(':') {
@@ -137,6 +144,8 @@ mod tests {
             ("dns://example.org:54", &["Dns example.org. 54"]),
             ("tls://example.org", &["Tls example.org. 853"]),
             ("tls://.:8853", &["Tls . 8853"]),
+            ("https://example.org", &["Https example.org. 443"]),
+            ("https://.:8443", &["Https . 8443"]),
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
             ("10.1.0.0/16:54", &["Dns 1.10.in-addr.arpa. 54"]),
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
@@ -161,10 +170,9 @@ mod tests {
     #[test]
     fn invalid_addresses_are_refused_with_a_hint() {
         for (text, expected) in [
-            ("grpc://.", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
             (
-                "https://example.org",
-                "Corefile:1:1: https:// isn't supported; the schemes are dns:// and tls://",
+                "grpc://.",
+                "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls:// and https://",
             ),
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
             ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),

@@ -47,6 +47,12 @@ pub fn check_header(message: &[u8]) -> HeaderCheck {
     HeaderCheck::Question
 }
 
+/// Returns whether a message is a query with one question that is readable.
+#[must_use]
+pub(crate) fn is_query(message: &[u8]) -> bool {
+    message.len() >= HEADER && message[2] & 0x80 == 0 && question(message).is_some()
+}
+
 /// Returns the reply to a message that can't be decoded: FORMERR, with the question if that is readable.
 #[must_use]
 pub fn format_error(message: &[u8]) -> Vec<u8> {
@@ -134,7 +140,7 @@ fn opt_of(message: &[u8]) -> Option<usize> {
 }
 
 /// Returns the end of the name that begins at `at`.
-fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
+pub(super) fn after_name(message: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *message.get(at)? {
             0 => return Some(at + 1),
@@ -189,9 +195,11 @@ pub(super) mod tests {
     fn queries_pass_and_responses_get_no_reply() {
         let mut message = query("a.example.");
         assert_eq!(check_header(&message), HeaderCheck::Question);
+        assert!(is_query(&message) && !is_query(&message[..message.len() - 1]));
         message[2] |= 0x80;
         assert_eq!(check_header(&message), HeaderCheck::Drop);
         assert_eq!(check_header(&message[..11]), HeaderCheck::Drop);
+        assert!(!is_query(&message) && !is_query(&message[..11]));
     }
 
     #[test]

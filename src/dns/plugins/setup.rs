@@ -130,6 +130,8 @@ pub struct BlockBuilder {
     pub bind: Vec<IpAddr>,
     pub tls: Option<TlsAcceptor>,
     pub timeouts: Timeouts,
+    /// The maximum number of connections that `https` sets.
+    pub https_connections: Option<usize>,
     pub debug: bool,
     pub endpoints: Vec<HttpEndpoint>,
     pub tasks: Vec<Task>,

@@ -8,8 +8,8 @@
 //! clients that a line of the plugin lists. Without a line for it, no zone is.
 //!
 //! By TCP and TLS, AXFR (RFC 5936) gets the whole zone. IXFR (RFC 1995) gets the SOA record alone if the client has the
-//! present serial or a newer one, and otherwise the whole zone. By UDP, IXFR gets the SOA record alone, so that the client
-//! comes again by TCP. A transfer is one state of the zone, though the zone changes meanwhile. Other clients, AXFR by UDP,
+//! present serial or a newer one, and otherwise the whole zone. By UDP and HTTPS, IXFR gets the SOA record alone, so that the client
+//! comes again by TCP. A transfer is one state of the zone, though the zone changes meanwhile. Other clients, AXFR by UDP or HTTPS,
 //! names that are no zone's origin, and zones of other plugins get REFUSED; a zone that can't be served at present gets
 //! SERVFAIL.
 //!
@@ -184,17 +184,18 @@ impl Transfer {
             return Err(refused());
         }
         let zone = request.server.transferred_zone(origin).ok_or_else(refused)?;
-        let is_udp = request.protocol == Protocol::Udp;
+        // An answer by HTTPS is one message, too.
+        let has_one_message = matches!(request.protocol, Protocol::Udp | Protocol::Https);
         let held = match (request.query.query_type(), request.soa_serial) {
             (RecordType::IXFR, None) => return Err(PluginError::new(ResponseCode::FormErr, "")),
             (RecordType::IXFR, held) => held,
-            _ if is_udp => return Err(refused()),
+            _ if has_one_message => return Err(refused()),
             _ => None,
         };
         let unserved = || PluginError::servfail(format!("the zone {origin} can't be served at present"));
         if let Some(held) = held {
             let soa = zone.soa().ok_or_else(unserved)?;
-            if is_udp || !is_newer(soa.serial().unwrap_or_default(), held) {
+            if has_one_message || !is_newer(soa.serial().unwrap_or_default(), held) {
                 return reply(request, &soa);
             }
         }

@@ -20,7 +20,8 @@ use crate::dns::net::interfaces::is_own;
 use crate::dns::plugins::build;
 use crate::dns::plugins::link_zones::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, LinkLine, ServerContext};
-use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
+use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits, DEFAULT_HTTPS_CONNECTIONS};
+use crate::dns::transport::tls::https_acceptor;
 use crate::model::cluster_domain::{overlap, own_domains};
 use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
@@ -386,16 +387,16 @@ impl Configuration {
         block: &corefile::BlockSource,
         builder: &BlockBuilder,
     ) -> Result<(), CorefileError> {
-        if address.scheme == Scheme::Tls {
-            if let Some(line) = block.lines.iter().find(|line| line.name() == "shed") {
-                return Err(line.error("shed is about UDP, and tls:// blocks have none: leave it out"));
-            }
-            if builder.tls.is_none() {
-                let position = &word.position;
-                return Err(
-                    position.error("a tls:// block needs the plugin tls, with a certificate and its key")
-                );
-            }
+        let shed = block.lines.iter().find(|line| line.name() == "shed");
+        if let Some(line) = shed.filter(|_| address.scheme != Scheme::Dns) {
+            let scheme = address.scheme;
+            return Err(
+                line.error(format!("shed is about UDP, and {scheme}:// blocks have none: leave it out"))
+            );
+        }
+        if address.scheme == Scheme::Tls && builder.tls.is_none() {
+            let position = &word.position;
+            return Err(position.error("a tls:// block needs the plugin tls, with a certificate and its key"));
         }
         let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
@@ -405,17 +406,23 @@ impl Configuration {
         Ok(())
     }
 
-    /// Returns the connection settings of a listener: TLS from the first of its blocks that has TLS, limits from the
-    /// last block that sets them.
+    /// Returns the connection settings of a listener: TLS and `https` from the first of its blocks that has them,
+    /// limits from the last block that sets them.
     #[must_use]
     pub fn connection_config(&self, listener: &Listener) -> ConnectionConfig {
         let builders = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
-        let tls = match listener.at.scheme {
-            Scheme::Tls => builders().find_map(|builder| builder.tls.clone()),
-            Scheme::Dns => None,
+        let tls = || builders().find_map(|builder| builder.tls.clone());
+        let (tls, https_connections) = match listener.at.scheme {
+            Scheme::Dns => (None, None),
+            Scheme::Tls => (tls(), None),
+            Scheme::Https => {
+                let max = builders().find_map(|builder| builder.https_connections);
+                (tls().map(|tls| https_acceptor(&tls)), Some(max.unwrap_or(DEFAULT_HTTPS_CONNECTIONS)))
+            }
         };
         ConnectionConfig {
             tls,
+            https_connections,
             limits: builders()
                 .fold(ConnectionLimits::default(), |limits, builder| limits.with(builder.timeouts)),
         }

@@ -17,6 +17,7 @@ use super::sockets::{ListenerSocket, PortReservation, open};
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::metrics::ServerMetrics;
 use crate::dns::chain::server::{Server, ServerBlock};
+use crate::dns::corefile::Scheme;
 use crate::dns::plugins::setup::{
     BlockBuilder, HttpEndpoint, HttpKind, OnRestart, Reload, ServerContext, Task,
 };
@@ -276,7 +277,12 @@ impl Instance {
     ) {
         let bound = socket.bound;
         let number = self.next;
-        let how = if socket.udp.is_empty() { "TLS" } else { "UDP and TCP" };
+        let how = match bound.scheme {
+            Scheme::Dns => "UDP and TCP",
+            Scheme::Tls => "TLS",
+            Scheme::Https if connection_config.load().tls.is_some() => "HTTPS",
+            Scheme::Https => "HTTP without TLS",
+        };
         info!("DNS on {}, by {how}", bound.address);
         if !socket.udp.is_empty() {
             let serving = udp::serve(socket.udp, Arc::clone(handler), stop.clone());

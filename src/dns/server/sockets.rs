@@ -25,7 +25,7 @@ const LISTEN_FLAG: &str = "--listen";
 pub(crate) struct ListenerSocket {
     /// The bound address, with the actual port instead of 0.
     pub(crate) bound: ListenAddress,
-    /// One socket for each thread; none with TLS.
+    /// One socket for each thread; none with TLS or HTTPS.
     pub(crate) udp: Vec<UdpSocket>,
     pub(crate) tcp: TcpListener,
 }
@@ -57,7 +57,7 @@ impl PortReservation {
     }
 }
 
-/// Opens the same port for UDP and TCP, or a TCP port for TLS; port 0 means any free port. `reuse_port` sets
+/// Opens the same port for UDP and TCP, or a TCP port for TLS or HTTPS; port 0 means any free port. `reuse_port` sets
 /// SO_REUSEPORT, so that the port can be shared with a listener of this process that is about to stop.
 pub(crate) fn open(
     listen: ListenAddress,
@@ -68,14 +68,14 @@ pub(crate) fn open(
     let failed = |address, transport| {
         move |source| ServerError::Listen { place: at(place, LISTEN_FLAG), address, transport, source }
     };
-    if scheme == Scheme::Tls || address.port() != 0 {
+    if scheme != Scheme::Dns || address.port() != 0 {
         // TCP first: its error shows whether another process has the port.
         let tcp = tcp::bind(address, reuse_port).map_err(failed(address, "TCP"))?;
         let bound = tcp.local_addr().map_err(failed(address, "TCP"))?;
-        let udp = if scheme == Scheme::Tls {
-            Vec::new()
-        } else {
+        let udp = if scheme == Scheme::Dns {
             udp::bind(bound).map_err(failed(address, "UDP"))?
+        } else {
+            Vec::new()
         };
         return Ok(ListenerSocket { bound: ListenAddress { scheme, address: bound }, udp, tcp });
     }

@@ -1,19 +1,22 @@
-//! DNS over TCP (RFC 7766), and over TLS (RFC 7858).
+//! DNS over TCP (RFC 7766), over TLS (RFC 7858) and over HTTPS (RFC 8484).
 
 mod connection;
 pub mod connection_limit;
 mod framing;
+mod https;
+mod limits;
 mod thread_cache;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use connection::Connection;
 use connection_limit::ConnectionLimiter;
 use futures::future::Abortable;
+pub use limits::{ConnectionLimits, Timeouts};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -32,54 +35,20 @@ const BACKLOG: i32 = 1024;
 /// megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
 
-/// The timeouts and limits for connections of a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnectionLimits {
-    /// The timeout for the rest of a partial query, and for a TLS handshake.
-    pub read: Duration,
-    /// The timeout for the client to read answers.
-    pub write: Duration,
-    /// The timeout between queries (RFC 7766 section 6.2.3).
-    pub idle: Duration,
-    /// The maximum number of queries on one connection.
-    pub queries: u64,
-}
+/// The maximum number of connections of a listener for DNS over HTTPS, unless the plugin *https* sets another one.
+pub const DEFAULT_HTTPS_CONNECTIONS: usize = 200;
 
 #[derive(Clone, Default)]
 pub struct ConnectionConfig {
-    /// The TLS configuration; `None` for plain TCP.
+    /// The TLS configuration; `None` for plain TCP or plain HTTP.
     pub tls: Option<TlsAcceptor>,
     pub limits: ConnectionLimits,
+    /// The maximum number of connections of a listener for DNS over HTTPS; `None` for DNS over TCP or TLS.
+    pub https_connections: Option<usize>,
 }
 
-impl Default for ConnectionLimits {
-    fn default() -> Self {
-        let io_timeout = Duration::from_secs(5);
-        Self { read: io_timeout, write: io_timeout, idle: Duration::from_secs(30), queries: u64::MAX }
-    }
-}
-
-impl ConnectionLimits {
-    /// Returns these limits, overridden by the limits that a block sets.
-    #[must_use]
-    pub fn with(self, timeouts: Timeouts) -> Self {
-        Self {
-            read: timeouts.read.unwrap_or(self.read),
-            write: timeouts.write.unwrap_or(self.write),
-            idle: timeouts.idle.unwrap_or(self.idle),
-            queries: timeouts.queries.unwrap_or(self.queries),
-        }
-    }
-
-    /// Returns TCP_USER_TIMEOUT in milliseconds: twice the write timeout, so that lb-linker closes the connection
-    /// before the kernel does.
-    fn tcp_user_timeout_ms(&self) -> u32 {
-        u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
-    }
-}
-
-/// Opens a socket for DNS over TCP or TLS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be shared
-/// with a listener of this process that is about to stop.
+/// Opens a socket for DNS over TCP, TLS or HTTPS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be
+/// shared with a listener of this process that is about to stop.
 ///
 /// # Errors
 /// If the address can't be bound.
@@ -117,6 +86,7 @@ pub async fn serve(
 ) -> io::Result<()> {
     let mut connections = JoinSet::new();
     let mut warnings = LineLimit::default();
+    let mut https_limiter = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -125,13 +95,20 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, client)) => {
+                let ConnectionConfig { tls, limits, https_connections } =
+                    ConnectionConfig::clone(&connection_config.load());
+                let limiter = match https_connections {
+                    None => &limiter,
+                    Some(max) => https_limiter
+                        .get_or_insert_with(|| limiter.of_https_listener())
+                        .limited_to(max, tls.is_some()),
+                };
                 let Some((permit, registration)) = limiter.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
-                let ConnectionConfig { tls, limits } = ConnectionConfig::clone(&connection_config.load());
                 let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.tcp_user_timeout_ms());
                 let local = stream.local_addr().ok().map(|local| local.ip());
                 let connection = Connection { client, local, limits, handler, permit, stop };
-                let serving = serve_one(stream, tls, connection);
+                let serving = serve_one(stream, tls, https_connections.is_some(), connection);
                 connections.spawn(Abortable::new(serving, registration));
             }
             Err(error) if is_fatal(&error) => return Err(error),
@@ -152,27 +129,16 @@ pub async fn serve(
     Ok(())
 }
 
-async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, connection: Connection) {
+async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, is_https: bool, connection: Connection) {
     let client = connection.client;
+    // Boxed where the future is large, because plain TCP connections are more numerous.
     let outcome = match tls {
+        _ if is_https => Box::pin(https::serve(connection, stream, tls)).await,
         None => connection.serve(stream).await,
-        // Boxed, because the future is large, and plain TCP connections are more numerous.
         Some(tls) => Box::pin(connection.serve_tls(stream, tls)).await,
     };
     if let Err(error) = outcome {
-        debug!("TCP: connection of {client}: {error}");
+        let protocol = if is_https { "HTTPS" } else { "TCP" };
+        debug!("{protocol}: connection of {client}: {error}");
     }
-}
-
-/// The timeouts and limits that a block sets; `None` leaves a limit unchanged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Timeouts {
-    /// For a client to send the rest of a partial query, and for a TLS handshake.
-    pub read: Option<Duration>,
-    /// For a client to read an answer.
-    pub write: Option<Duration>,
-    /// Between queries.
-    pub idle: Option<Duration>,
-    /// The number of queries on one connection; `u64::MAX` means no limit.
-    pub queries: Option<u64>,
 }

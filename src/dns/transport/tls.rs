@@ -1,4 +1,4 @@
-//! The TLS configuration of servers: of DNS over TLS (RFC 7858), and of `/metrics`.
+//! The TLS configuration of servers: of DNS over TLS (RFC 7858) and over HTTPS (RFC 8484), and of `/metrics`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,12 +16,16 @@ use rustls::{
     SignatureScheme, SupportedProtocolVersion,
 };
 use serde::Deserialize;
+use tokio_rustls::TlsAcceptor;
 
 use crate::model::tls_error::of_own;
 
 /// The ALPN identifier of DNS over TLS, as registered at IANA. A client that offers only other protocols isn't a DNS
 /// client.
 const ALPN: &[u8] = b"dot";
+/// The ALPN identifiers of HTTP/2 and HTTP/1.1.
+pub(super) const ALPN_HTTP2: &[u8] = b"h2";
+const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -112,6 +116,14 @@ pub fn config(
     let mut config = server_config(certificate, key, clients, ca, provider, DEFAULT_VERSIONS)?;
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Returns an acceptor for DNS over HTTPS with the certificate of one for DNS over TLS.
+#[must_use]
+pub fn https_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    let mut config = ServerConfig::clone(tls.config());
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+    Arc::new(config).into()
 }
 
 /// Returns the configuration of a TLS server. `certificate` contains the certificate, followed by the intermediate
@@ -260,7 +272,7 @@ mod tests {
     use rustls::ClientConfig;
     use rustls::pki_types::ServerName;
     use tokio::io::{AsyncReadExt, duplex};
-    use tokio_rustls::{TlsAcceptor, TlsConnector};
+    use tokio_rustls::TlsConnector;
 
     use super::*;
 

@@ -51,7 +51,10 @@ fn invalid_configurations_are_refused_with_a_position() {
             ". {\nwhoami\n}\nexample.org {\nbind 0.0.0.0\nwhoami\n}",
             "Corefile:4:1: line 1 has [::]:53 already, which overlaps with 0.0.0.0:53: both blocks need the same bind",
         ),
-        ("grpc://. {\nwhoami\n}", "Corefile:1:1: grpc:// isn't supported; the schemes are dns:// and tls://"),
+        (
+            "grpc://. {\nwhoami\n}",
+            "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls:// and https://",
+        ),
         (
             ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
             "Corefile:2:21: 127.0.0.1:1053 is this block's own listener dns://:1053: every query would loop",
@@ -59,6 +62,10 @@ fn invalid_configurations_are_refused_with_a_position() {
         (
             "tls://. {\nwhoami\n}",
             "Corefile:1:1: a tls:// block needs the plugin tls, with a certificate and its key",
+        ),
+        (
+            ". {\nwhoami\n}\nhttps://. {\nshed\n}",
+            "Corefile:5:1: shed is about UDP, and https:// blocks have none: leave it out",
         ),
         (
             ". {\nwhoami\n}\ntls://. {\nshed\n}",
@@ -109,7 +116,7 @@ fn all_errors_of_plugins_are_found_at_once() {
     let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
     let errors = build_all(Path::new("Corefile"), &blocks, &context).unwrap_err();
     let expected = [
-        "1:1: grpc:// isn't supported; the schemes are dns:// and tls://",
+        "1:1: grpc:// isn't supported; the schemes are dns://, tls:// and https://",
         "6:1: CoreDNS's plugin route53 isn't supported; forward the zone to the VPC's resolver, 169.254.169.253",
         "8:1: alias is an external plugin, which CoreDNS's own image lacks, too: forward its names to a CoreDNS that has \
          it, or leave it out",

@@ -14,12 +14,13 @@ use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::ConnectionLimits;
 use super::connection_limit::{BufferedReply, ConnectionPermit};
 use super::framing::{ReadBuffer, WriteHalf};
+use super::limits::ConnectionLimits;
 use super::thread_cache::{ThreadCache, with_thread_cache};
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::encode::MessageSequence;
@@ -32,7 +33,7 @@ use crate::dns::net::{Protocol, unmapped};
 const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read and discarded after the last allowed query, unless the client closes the
 /// connection earlier.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for hours.
 const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
 /// The pause after each message of a zone transfer: otherwise a few transfers would take all cores from the threads that
@@ -73,11 +74,23 @@ impl Connection {
         tls: TlsAcceptor,
     ) -> io::Result<()> {
         let stop = self.stop.clone();
-        let stream = tokio::select! {
-            handshake = timeout(self.limits.read, tls.accept(stream)) => handshake??,
-            () = stop.cancelled() => return Ok(()),
-        };
+        let Some(stream) = self.handshake(stream, tls).await? else { return Ok(()) };
         Session::new(self, Protocol::Tls).run(stream, stop.cancelled()).await
+    }
+
+    /// Returns the stream with TLS; `None` if `stop` ends the handshake.
+    ///
+    /// # Errors
+    /// If the handshake fails, or takes too long.
+    pub async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+        tls: TlsAcceptor,
+    ) -> io::Result<Option<TlsStream<S>>> {
+        tokio::select! {
+            handshake = timeout(self.limits.read, tls.accept(stream)) => Ok(Some(handshake??)),
+            () = self.stop.cancelled() => Ok(None),
+        }
     }
 }
 

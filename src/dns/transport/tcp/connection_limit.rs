@@ -30,8 +30,8 @@ const MAX_CONNECTIONS_OF_CLIENT: usize = 1000;
 /// The maximum number of pending queries, not counting the first of each connection. Exceeds the `max_concurrent` of
 /// the built-in Corefile.
 const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
-/// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few bytes
-/// of the connection are unread.
+/// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few
+/// bytes of the connection are unread.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
 /// The maximum size in bytes of an answer that may be sent without quota.
 const SMALL_REPLY_BYTES: usize = 4096;
@@ -39,9 +39,11 @@ const SMALL_REPLY_BYTES: usize = 4096;
 /// The limits that the connections of all listeners share.
 #[derive(Debug)]
 pub struct ConnectionLimiter {
+    /// The protocol in the log.
+    protocol: &'static str,
+    /// The limiter of all listeners, if this is the one of a single listener.
+    of_all: Option<Arc<Self>>,
     metrics: Arc<TransportMetrics>,
-    max_connections: usize,
-    max_of_a_client: usize,
     state: Mutex<LimiterState>,
     /// Pending queries, not counting the first of each connection.
     waiting: Arc<ClientQuota>,
@@ -50,6 +52,8 @@ pub struct ConnectionLimiter {
 
 #[derive(Debug, Default)]
 struct LimiterState {
+    max_connections: usize,
+    max_of_a_client: usize,
     open: usize,
     /// The number of connections of each client that has any.
     clients: HashMap<IpAddr, usize>,
@@ -76,14 +80,42 @@ impl ConnectionLimiter {
     }
 
     pub(super) fn with(metrics: Arc<TransportMetrics>, max_connections: usize) -> Self {
+        let max_of_a_client = (max_connections / 4).clamp(1, MAX_CONNECTIONS_OF_CLIENT);
         Self {
+            protocol: "TCP",
+            of_all: None,
             metrics,
-            max_connections,
-            max_of_a_client: (max_connections / 4).clamp(1, MAX_CONNECTIONS_OF_CLIENT),
-            state: Mutex::default(),
+            state: Mutex::new(LimiterState { max_connections, max_of_a_client, ..Default::default() }),
             waiting: ClientQuota::new(MAX_EXTRA_PENDING_QUERIES),
             unread: ClientQuota::new(MAX_UNREAD_BYTES),
         }
+    }
+
+    /// Returns the limiter of a listener for DNS over HTTPS: its own maximum applies in addition to these limits.
+    pub(super) fn of_https_listener(self: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self {
+            protocol: "HTTPS",
+            of_all: Some(Arc::clone(self)),
+            metrics: Arc::clone(&self.metrics),
+            state: Mutex::default(),
+            waiting: Arc::clone(&self.waiting),
+            unread: Arc::clone(&self.unread),
+        })
+    }
+
+    /// Sets the maximum of a listener. A client may have half of it. Without TLS there is no such limit, because behind
+    /// a proxy all clients have the proxy's address.
+    pub(super) fn limited_to(self: &Arc<Self>, max_connections: usize, with_tls: bool) -> &Arc<Self> {
+        let max_of_a_client = if with_tls { max_connections.div_ceil(2) } else { usize::MAX };
+        let mut state = self.state.lock();
+        (state.max_connections, state.max_of_a_client) = (max_connections, max_of_a_client);
+        drop(state);
+        self
+    }
+
+    /// Returns an empty share of the memory for what a client hasn't read yet, or hasn't sent in full.
+    pub(super) fn unread(&self, client: SocketAddr) -> QuotaGuard {
+        self.unread.of(unmapped(client).ip())
     }
 
     pub(super) fn count_busy(&self) {
@@ -100,15 +132,31 @@ impl ConnectionLimiter {
     pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(ConnectionPermit, AbortRegistration)> {
         let client = unmapped(client).ip();
         let (connection, registration) = AbortHandle::new_pair();
+        let of_all = match &self.of_all {
+            Some(limiter) => Some(Box::new(limiter.permit(client, &connection, None)?)),
+            None => None,
+        };
+        Some((self.permit(client, &connection, of_all)?, registration))
+    }
+
+    fn permit(
+        self: &Arc<Self>,
+        client: IpAddr,
+        connection: &AbortHandle,
+        of_all: Option<Box<ConnectionPermit>>,
+    ) -> Option<ConnectionPermit> {
         let mut state = self.state.lock();
-        let full = state.open >= self.max_connections;
-        let refused = state.clients.get(&client).is_some_and(|has| *has >= self.max_of_a_client)
+        let full = state.open >= state.max_connections;
+        let refused = state.clients.get(&client).is_some_and(|has| *has >= state.max_of_a_client)
             || full && state.idle.is_empty();
         if refused {
             self.metrics.tcp_refused.inc();
             state.refused += 1;
         } else {
-            if full && let Some((_, longest)) = state.idle.pop_first() {
+            // More than one if a reload has lowered the maximum.
+            while state.open >= state.max_connections
+                && let Some((_, longest)) = state.idle.pop_first()
+            {
                 self.metrics.tcp_evicted.inc();
                 state.evicted += 1;
                 state.leave(longest.client);
@@ -122,18 +170,19 @@ impl ConnectionLimiter {
         drop(state);
         if let Some((refused, evicted)) = counts {
             warn!(
-                "TCP: too many connections: {refused} refused and {evicted} idle ones closed since the \
-                 last such warning; the newest connection is of {client}"
+                "{}: too many connections: {refused} refused and {evicted} idle ones closed since the \
+                 last such warning; the newest connection is of {client}",
+                self.protocol
             );
         }
         if refused {
             return None;
         }
         let (limiter, extra) = (Arc::clone(self), self.waiting.of(client));
-        let mut permit =
-            ConnectionPermit { limiter, client, connection, position: IdleQueuePosition::Working, extra };
+        let (connection, position) = (connection.clone(), IdleQueuePosition::Working);
+        let mut permit = ConnectionPermit { limiter, client, connection, position, extra, of_all };
         permit.set_idle();
-        Some((permit, registration))
+        Some(permit)
     }
 
     /// Reserves memory for an answer until the client has read it. If too many bytes are unread, returns a small answer
@@ -177,6 +226,8 @@ pub struct ConnectionPermit {
     position: IdleQueuePosition,
     /// The pending queries, not counting the first.
     extra: QuotaGuard,
+    /// The permit of the limiter of all listeners, if this is the one of a single listener.
+    of_all: Option<Box<Self>>,
 }
 
 /// The position of a connection in the queue of idle connections.
@@ -194,6 +245,9 @@ impl ConnectionPermit {
     }
 
     pub fn set_idle(&mut self) {
+        if let Some(of_all) = &mut self.of_all {
+            of_all.set_idle();
+        }
         let limiter = Arc::clone(&self.limiter);
         let mut state = limiter.state.lock();
         self.leave_idle_queue(&mut state);
@@ -210,6 +264,9 @@ impl ConnectionPermit {
     }
 
     pub fn set_busy(&mut self) {
+        if let Some(of_all) = &mut self.of_all {
+            of_all.set_busy();
+        }
         if matches!(self.position, IdleQueuePosition::Idle(_)) {
             let limiter = Arc::clone(&self.limiter);
             self.leave_idle_queue(&mut limiter.state.lock());
@@ -292,6 +349,33 @@ mod tests {
         assert_eq!(limiter.state.lock().open, 3);
         drop(newcomer);
         assert_eq!(limiter.state.lock().open, 2);
+    }
+
+    #[test]
+    fn listener_has_a_maximum_of_its_own_within_that_of_all() {
+        let all = limiter(100);
+        let listener = all.of_https_listener();
+        let admit = |last| listener.limited_to(4, true).admit(client(last));
+        let mut own: Vec<_> = [1, 1, 2].map(|last| admit(last).unwrap().0).into();
+        assert!(admit(1).is_none(), "half of the maximum");
+        own.push(admit(2).unwrap().0);
+        own[1..].iter_mut().for_each(ConnectionPermit::set_busy);
+        own.push(admit(3).unwrap().0);
+        assert!(own.remove(0).connection.is_aborted());
+        own[3].set_busy();
+        assert!(admit(4).is_none(), "none is idle");
+        let by_tcp = all.admit(client(1)).unwrap();
+        assert_eq!((listener.state.lock().open, all.state.lock().open), (4, 5));
+        // A reload has lowered the maximum.
+        own.iter_mut().for_each(ConnectionPermit::set_idle);
+        let newest = listener.limited_to(2, false).admit(client(5)).unwrap();
+        assert_eq!(
+            own.iter().map(|permit| permit.connection.is_aborted()).collect::<Vec<_>>(),
+            [true, true, true, false]
+        );
+        drop((own, newest, by_tcp));
+        assert_eq!((listener.state.lock().open, all.state.lock().open), (0, 0));
+        assert!(all.state.lock().clients.is_empty());
     }
 
     #[test]

@@ -1,0 +1,268 @@
+//! What a connection's requests and answers are doing, for its limits and timeouts. The requests of HTTP/2 are tasks of
+//! their own.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use hyper::body::Bytes;
+use parking_lot::Mutex;
+use std::time::Duration;
+use tokio::time::Instant;
+
+use super::super::connection_limit::ConnectionPermit;
+use super::super::limits::ConnectionLimits;
+use crate::dns::chain::handler::Handler;
+use crate::dns::transport::client_quota::QuotaGuard;
+
+/// The memory in bytes that a stream needs, in addition to its answer, until the client has read the answer.
+const STREAM_BYTES: usize = 2048;
+/// The number of unread bytes of a connection up to which answers need no quota.
+const FREE_UNREAD_BYTES: usize = 8192;
+/// How long a connection that is about to end waits for further requests: the client may have sent them before it
+/// learns of the end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A connection, as its requests share it.
+pub(super) struct Activity {
+    pub client: SocketAddr,
+    /// The local address of the connection, if known.
+    pub local: Option<IpAddr>,
+    pub limits: ConnectionLimits,
+    pub handler: Arc<Handler>,
+    state: Mutex<State>,
+}
+
+struct State {
+    permit: ConnectionPermit,
+    /// The requests without an answer, and those of them that wait for an upstream or for their body.
+    requests: usize,
+    waiting: usize,
+    /// The answers that the client hasn't read yet, and their bytes.
+    unread: usize,
+    unread_bytes: usize,
+    /// Since when the client has been expected to read an answer.
+    unread_since: Option<Instant>,
+    /// When the first byte of an incomplete request was read; always `None` with HTTP/2.
+    partial_since: Option<Instant>,
+    /// When the last request was answered, and the answer was read.
+    last_finished_at: Instant,
+    /// The number of queries that the client may still send.
+    remaining_queries: u64,
+    /// When the connection ends, if it is about to end and is idle.
+    closes_at: Option<Instant>,
+    has_too_many_unread_bytes: bool,
+}
+
+/// What a connection has to do.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// To wait for an event, at most until a time.
+    Wait(Instant),
+    /// To tell the client that no further request is taken.
+    Close,
+    End,
+    Fail(io::Error),
+}
+
+/// Why a connection reaches its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overdue {
+    /// It has been idle too long.
+    Idle,
+    /// It was about to end, and is idle.
+    Closed,
+    /// The client hasn't finished a request, or read an answer.
+    Late,
+}
+
+/// A request without an answer. Dropping it ends the request.
+pub(super) struct OpenRequest {
+    activity: Arc<Activity>,
+    is_waiting: bool,
+}
+
+/// An answer that the client hasn't read yet.
+struct UnreadAnswer {
+    bytes: Vec<u8>,
+    /// The size that is counted.
+    size: usize,
+    activity: Arc<Activity>,
+    _held: QuotaGuard,
+}
+
+impl Activity {
+    pub fn new(
+        client: SocketAddr,
+        local: Option<IpAddr>,
+        limits: ConnectionLimits,
+        handler: Arc<Handler>,
+        permit: ConnectionPermit,
+    ) -> Arc<Self> {
+        let state = State {
+            permit,
+            requests: 0,
+            waiting: 0,
+            unread: 0,
+            unread_bytes: 0,
+            unread_since: None,
+            partial_since: None,
+            last_finished_at: Instant::now(),
+            remaining_queries: limits.queries,
+            closes_at: None,
+            has_too_many_unread_bytes: false,
+        };
+        Arc::new(Self { client, local, limits, handler, state: Mutex::new(state) })
+    }
+
+    /// Notes bytes of HTTP/1.1 from the client.
+    pub fn received(&self) {
+        self.state.lock().partial_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Begins a request; `None` if the connection doesn't take any more.
+    pub fn begin(self: &Arc<Self>) -> Option<OpenRequest> {
+        let mut state = self.state.lock();
+        if state.closes_at.is_some_and(|closes_at| closes_at <= Instant::now()) {
+            return None;
+        }
+        state.requests += 1;
+        state.partial_since = None;
+        state.remaining_queries = state.remaining_queries.saturating_sub(1);
+        Some(OpenRequest { activity: Arc::clone(self), is_waiting: false })
+    }
+
+    /// Counts an answer until the client has read it.
+    ///
+    /// # Errors
+    /// If too many bytes are unread; the connection then has to end.
+    pub fn hold(self: &Arc<Self>, bytes: Vec<u8>) -> io::Result<Bytes> {
+        let mut state = self.state.lock();
+        let size = bytes.len() + STREAM_BYTES;
+        let mut held = state.permit.limiter().unread(self.client);
+        if state.unread_bytes + size > FREE_UNREAD_BYTES && !held.resize(size) {
+            state.has_too_many_unread_bytes = true;
+            return Err(state.permit.limiter().too_many_unread_bytes());
+        }
+        state.unread += 1;
+        state.unread_bytes += size;
+        state.unread_since.get_or_insert_with(Instant::now);
+        drop(state);
+        let answer = UnreadAnswer { bytes, size, activity: Arc::clone(self), _held: held };
+        Ok(Bytes::from_owner(answer))
+    }
+
+    /// Returns an empty share of the memory for the body of a request.
+    pub fn body_share(&self) -> QuotaGuard {
+        self.state.lock().permit.limiter().unread(self.client)
+    }
+
+    /// Returns whether the client has sent its last allowed query.
+    pub fn is_used_up(&self) -> bool {
+        self.state.lock().remaining_queries == 0
+    }
+
+    /// Notes that no further request is taken.
+    pub fn use_up(&self) {
+        self.state.lock().remaining_queries = 0;
+    }
+
+    /// Returns what the connection has to do. `is_stopped` means that the listener has stopped. Later events that set
+    /// an earlier deadline also wake the connection.
+    pub fn next_step(&self, is_stopped: bool) -> Step {
+        let mut state = self.state.lock();
+        if state.has_too_many_unread_bytes {
+            return Step::Fail(io::Error::other("too many answers that aren't read"));
+        }
+        let now = Instant::now();
+        let deadline = state.deadline(&self.limits);
+        let overdue = deadline.filter(|(deadline, _)| *deadline <= now).map(|(_, why)| why);
+        match overdue {
+            Some(Overdue::Late) => return Step::Fail(io::ErrorKind::TimedOut.into()),
+            Some(Overdue::Closed) => return Step::End,
+            Some(Overdue::Idle) | None => {}
+        }
+        let closes = is_stopped || state.remaining_queries == 0 || overdue.is_some();
+        if closes && state.closes_at.is_none() {
+            state.closes_at = Some(now + CLOSE_TIMEOUT);
+            return Step::Close;
+        }
+        Step::Wait(deadline.map_or(now + self.limits.idle, |(deadline, _)| deadline))
+    }
+}
+
+impl State {
+    fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, Overdue)> {
+        let is_idle = self.requests == 0 && self.unread == 0;
+        if let Some(closes_at) = self.closes_at.filter(|_| is_idle) {
+            return Some((closes_at, Overdue::Closed));
+        }
+        let partial = self.partial_since.filter(|_| is_idle);
+        let rested = is_idle.then(|| match partial {
+            None => (self.last_finished_at + limits.idle, Overdue::Idle),
+            // As by TCP, a partial request extends the idle timeout once.
+            Some(since) => {
+                ((since + limits.read).min(self.last_finished_at + limits.idle + limits.read), Overdue::Late)
+            }
+        });
+        let unread = self.unread_since.map(|since| (since + limits.write, Overdue::Late));
+        [rested, unread].into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
+    }
+
+    fn finished(&mut self) {
+        self.partial_since = None;
+        self.last_finished_at = Instant::now();
+    }
+}
+
+impl OpenRequest {
+    /// Returns whether the request may wait for its body or for an upstream.
+    pub fn may_wait(&mut self) -> bool {
+        if self.is_waiting {
+            return true;
+        }
+        let mut state = self.activity.state.lock();
+        let waiting = state.waiting;
+        if !state.permit.reserve(waiting) {
+            state.permit.limiter().count_busy();
+            return false;
+        }
+        state.permit.set_busy();
+        state.waiting += 1;
+        self.is_waiting = true;
+        true
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        let mut state = self.activity.state.lock();
+        state.requests -= 1;
+        state.waiting -= usize::from(self.is_waiting);
+        state.finished();
+        match state.waiting {
+            0 => state.permit.set_idle(),
+            waiting => drop(state.permit.reserve(waiting - 1)),
+        }
+    }
+}
+
+impl AsRef<[u8]> for UnreadAnswer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for UnreadAnswer {
+    fn drop(&mut self) {
+        let mut state = self.activity.state.lock();
+        state.unread -= 1;
+        state.unread_bytes -= self.size;
+        // The next answer has the whole timeout: a client that reads steadily gets all.
+        state.unread_since = (state.unread > 0).then(Instant::now);
+        state.finished();
+    }
+}
+
+#[cfg(test)]
+mod tests;

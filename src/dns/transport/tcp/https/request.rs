@@ -1,0 +1,135 @@
+//! What an HTTP request asks for (RFC 8484 section 4.1), and the refusals of requests that aren't DNS queries.
+
+use data_encoding::BASE64URL_NOPAD;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+
+/// The path, as in CoreDNS.
+const PATH: &str = "/dns-query";
+/// The media type of a DNS message (RFC 8484 section 6).
+pub(super) const DNS_MESSAGE: &str = "application/dns-message";
+/// The maximum size of a query in bytes, as by TCP (RFC 1035 section 4.2.2).
+pub(super) const MAX_QUERY_BYTES: usize = u16::MAX as usize;
+
+/// Where the query of a request is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum QuerySource {
+    /// In the parameter `dns`.
+    Parameter(Vec<u8>),
+    /// In the body.
+    Body,
+}
+
+/// An HTTP error, with one sentence for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub status: StatusCode,
+    pub sentence: &'static str,
+}
+
+impl Refusal {
+    pub const fn new(status: StatusCode, sentence: &'static str) -> Self {
+        Self { status, sentence }
+    }
+
+    pub const fn too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "A query has 65,535 bytes at most.")
+    }
+}
+
+/// Returns where the query of a request is.
+pub(super) fn query_source<B>(request: &Request<B>) -> Result<QuerySource, Refusal> {
+    if request.uri().path() != PATH {
+        return Err(Refusal::new(StatusCode::NOT_FOUND, "The path for DNS queries is /dns-query."));
+    }
+    match *request.method() {
+        Method::GET | Method::HEAD => parameter(request.uri().query().unwrap_or_default()),
+        Method::POST => body(request.headers()),
+        _ => Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "DNS queries are made by GET or POST.")),
+    }
+}
+
+fn parameter(query: &str) -> Result<QuerySource, Refusal> {
+    let bad = |sentence| Err(Refusal::new(StatusCode::BAD_REQUEST, sentence));
+    let mut values = query.split('&').filter_map(|pair| pair.strip_prefix("dns="));
+    match (values.next(), values.next()) {
+        (None, _) => bad("The parameter dns, with the query in base64url, is missing."),
+        (Some(_), Some(_)) => bad("There is more than one parameter dns."),
+        (Some(value), None) => match BASE64URL_NOPAD.decode(value.as_bytes()) {
+            Ok(message) => Ok(QuerySource::Parameter(message)),
+            Err(_) => bad("The parameter dns isn't base64url without padding."),
+        },
+    }
+}
+
+fn body(headers: &HeaderMap) -> Result<QuerySource, Refusal> {
+    let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
+    let media_type = headers.get(CONTENT_TYPE).map(text).unwrap_or_default();
+    let essence = media_type.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case(DNS_MESSAGE) {
+        return Err(Refusal::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "The body has to be a DNS message, with the content type application/dns-message.",
+        ));
+    }
+    let length = headers.get(CONTENT_LENGTH).and_then(|length| text(length).parse::<u64>().ok());
+    if length.is_some_and(|length| length > MAX_QUERY_BYTES as u64) {
+        return Err(Refusal::too_large());
+    }
+    Ok(QuerySource::Body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(request: &str, headers: &[(&str, &str)]) -> Result<QuerySource, u16> {
+        let (method, uri) = request.split_once(' ').unwrap();
+        let mut builder = Request::builder().method(method).uri(uri);
+        for (name, value) in headers {
+            builder = builder.header(*name, *value);
+        }
+        query_source(&builder.body(()).unwrap()).map_err(|refusal| refusal.status.as_u16())
+    }
+
+    #[test]
+    fn query_is_in_the_parameter_or_in_the_body() {
+        let parameter = |bytes: &[u8]| Ok(QuerySource::Parameter(bytes.to_vec()));
+        for (request, expected) in [
+            ("GET /dns-query?dns=AAH_-w", parameter(&[0, 1, 255, 251])),
+            ("HEAD /dns-query?dns=AAH_-w", parameter(&[0, 1, 255, 251])),
+            ("GET https://dns.example/dns-query?a=b&dns=AA&c", parameter(&[0])),
+            ("GET /dns-query?dns=", parameter(&[])),
+            ("GET /dns-query", Err(400)),
+            ("GET /dns-query?dn=AA&xdns=AA", Err(400)),
+            ("GET /dns-query?dns=AA&dns=AA", Err(400)),
+            ("GET /dns-query?dns=AA==", Err(400)),
+            ("GET /dns-query?dns=AAH/+w", Err(400)),
+            ("GET /dns-query?dns=A", Err(400)),
+            ("GET /dns-query/?dns=AA", Err(404)),
+            ("GET /?dns=AA", Err(404)),
+            ("POST /resolve", Err(404)),
+            ("PUT /dns-query?dns=AA", Err(405)),
+            ("OPTIONS *", Err(404)),
+        ] {
+            assert_eq!(source(request, &[]), expected, "{request}");
+        }
+    }
+
+    #[test]
+    fn body_needs_the_content_type_and_a_size_within_the_maximum() {
+        for (media_type, length, expected) in [
+            (Some("application/dns-message"), "12", Ok(QuerySource::Body)),
+            (Some("Application/DNS-Message; charset=x"), "65535", Ok(QuerySource::Body)),
+            (Some("application/dns-message"), "65536", Err(413)),
+            (Some("application/dns-message"), "100000000", Err(413)),
+            (Some("application/dns-json"), "12", Err(415)),
+            (Some("application/dns-messages"), "12", Err(415)),
+            (None, "12", Err(415)),
+        ] {
+            let media_type = media_type.map(|text| ("content-type", text));
+            let headers: Vec<_> = media_type.into_iter().chain([("content-length", length)]).collect();
+            assert_eq!(source("POST /dns-query", &headers), expected, "{headers:?}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The timeouts and limits for connections.
+
+use std::time::Duration;
+
+/// The timeouts and limits for connections of a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// The timeout for the rest of a partial query, and for a TLS handshake.
+    pub read: Duration,
+    /// The timeout for the client to read answers.
+    pub write: Duration,
+    /// The timeout between queries (RFC 7766 section 6.2.3).
+    pub idle: Duration,
+    /// The maximum number of queries on one connection.
+    pub queries: u64,
+}
+
+/// The timeouts and limits that a block sets; `None` leaves a limit unchanged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For a client to send the rest of a partial query, and for a TLS handshake.
+    pub read: Option<Duration>,
+    /// For a client to read an answer.
+    pub write: Option<Duration>,
+    /// Between queries.
+    pub idle: Option<Duration>,
+    /// The number of queries on one connection; `u64::MAX` means no limit.
+    pub queries: Option<u64>,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        let io_timeout = Duration::from_secs(5);
+        Self { read: io_timeout, write: io_timeout, idle: Duration::from_secs(30), queries: u64::MAX }
+    }
+}
+
+impl ConnectionLimits {
+    /// Returns these limits, overridden by the limits that a block sets.
+    #[must_use]
+    pub fn with(self, timeouts: Timeouts) -> Self {
+        Self {
+            read: timeouts.read.unwrap_or(self.read),
+            write: timeouts.write.unwrap_or(self.write),
+            idle: timeouts.idle.unwrap_or(self.idle),
+            queries: timeouts.queries.unwrap_or(self.queries),
+        }
+    }
+
+    /// Returns TCP_USER_TIMEOUT in milliseconds: twice the write timeout, so that lb-linker closes the connection
+    /// before the kernel does.
+    pub(super) fn tcp_user_timeout_ms(&self) -> u32 {
+        u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
+    }
+}
