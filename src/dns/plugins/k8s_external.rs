@@ -22,8 +22,9 @@
 //!   NXDOMAIN; `fallthrough` passes them on.
 //! - `namespace_labels` hides PTR records, too. A PTR record is only at the exact name of the address.
 //! - Until all objects are listed, names that aren't known are SERVFAIL; CoreDNS answers NXDOMAIN.
-//! - A [transfer](#transfer) has what is answered for each name that it has, where CoreDNS sends an SRV record twice or
-//!   leaves ports out. Beside a CNAME record it has no SRV record, and none for one family of addresses alone.
+//! - A [transfer](#transfer) has what is answered for each name that it has. CoreDNS sends SRV records twice, or those of
+//!   one port alone, and `_._tcp` for a port without a name. A name with a CNAME record has no other one there, and an
+//!   alias for one family of addresses alone is left out.
 //!
 //! # Syntax
 //!

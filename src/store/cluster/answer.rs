@@ -373,24 +373,13 @@ impl<'a> LookUp<'a> {
             }
             set.records.push(address(&server, ip, ttl, true));
         }
-        // A zone has a name server, though it has no address.
-        if set.records.is_empty()
-            && self.is_listed
-            && let Some(server) = name_below(["ns.dns"], self.zone_of_servers())
-        {
-            set.records.push(pointer(owner, NS, &server, ttl));
-        }
         set
-    }
-
-    fn zone_of_servers(&self) -> &'a [u8] {
-        if is_reverse(self.zone) { &self.rules.primary } else { self.zone }
     }
 
     /// Returns the names and addresses of the name servers: of the Services in front of this server, or else its own
     /// addresses.
     fn servers(&mut self) -> Vec<(Arc<[u8]>, IpAddr)> {
-        let zone = self.zone_of_servers();
+        let zone = if is_reverse(self.zone) { &*self.rules.primary } else { self.zone };
         let mut servers: Vec<(Arc<[u8]>, IpAddr)> = Vec::new();
         let mut is_behind_service = false;
         for own in &self.rules.own_addresses {

@@ -154,6 +154,13 @@ impl ZoneReply<'_> {
         }
     }
 
+    /// Returns the NS record of a zone whose name server has no address, as where only clients on the same machine reach it:
+    /// questions get none then, but a zone without one is refused by secondary servers.
+    pub(super) fn name_server(&self) -> ZoneRecord {
+        let data = [self.server, self.origin].concat().into();
+        ZoneRecord { owner: self.origin.into(), rtype: RecordType::NS.into(), ttl: self.soa_ttl, data }
+    }
+
     /// Returns the data of the SOA record.
     fn soa(&self) -> Vec<u8> {
         let mut data = [self.server, self.origin, self.mailbox, self.origin].concat();

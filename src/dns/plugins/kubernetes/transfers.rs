@@ -10,6 +10,7 @@ use hickory_proto::rr::Name;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::external_zones::ExternalZones;
+use super::reply::ZoneReply;
 use super::zone_reply;
 use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::plugins::ttl_limits::TtlLimits;
@@ -56,7 +57,10 @@ impl TransferredZone for TransferredClusterZone {
         let soa = at.soa()?;
         let names = at.names();
         let is_glue = |owner: &[u8]| owner.ends_with(&at.origin) && !names.contains(owner);
-        let of_zone = at.records(&at.origin, &[NS, PTR], is_glue);
+        let mut of_zone = at.records(&at.origin, &[NS, PTR], is_glue);
+        if !of_zone.iter().any(|record| record.rtype == NS) {
+            of_zone.push(at.reply().name_server());
+        }
         let origin = at.origin.clone();
         let below = names.into_iter().filter(move |name| **name != *origin);
         let is_reverse = is_reverse(&at.origin);
@@ -78,13 +82,18 @@ impl TransferredClusterZone {
         }
     }
 
+    /// Returns how replies are made, but for the bounds of TTLs.
+    fn reply(&self) -> ZoneReply<'_> {
+        match &self.external {
+            Some(external) => external.reply(&self.rules, &self.origin, self.serial.shown()),
+            None => zone_reply(&self.rules, &self.origin, self.serial.shown()),
+        }
+    }
+
     /// Returns what questions of these types are answered with. Of the records of other names, which an answer has
     /// besides, only those that `is_glue` wants.
     fn records(&self, name: &[u8], types: &[u16], is_glue: impl Fn(&[u8]) -> bool) -> Vec<ZoneRecord> {
-        let mut reply = match &self.external {
-            Some(external) => external.reply(&self.rules, &self.origin, self.serial.shown()),
-            None => zone_reply(&self.rules, &self.origin, self.serial.shown()),
-        };
+        let mut reply = self.reply();
         let limits = |limits: &TtlLimits| limits.at(&Name::read(&mut BinDecoder::new(name)).ok()?);
         reply.limits = self.ttl_limits.as_ref().and_then(limits);
         let mut records = Vec::new();

@@ -47,6 +47,7 @@ async fn zones_of_a_cluster_are_transferred_with_corednss_records() {
     let upstreams = Upstreams::start().await;
     let servers = Servers::with(&plane, &upstreams, COREFILE).await;
     servers.wait_for_changes(&client, 1).await;
+    let mut wrong = Vec::new();
     for zone in ["cluster.local", "ext.test"] {
         let (coredns, subject) =
             tokio::join!(records(&servers.coredns, zone), records(&servers.subject, zone));
@@ -56,26 +57,37 @@ async fn zones_of_a_cluster_are_transferred_with_corednss_records() {
             |name: &str| known.iter().any(|it| it.starts_with(&format!("{name} ")) && it.contains(" cname "));
         for record in &coredns {
             let (name, shown) = (record.name.to_string().to_lowercase(), text(record));
-            // As in answers, slices with names are left out, and nothing stands beside a CNAME record.
-            let is_left_out = world.with_names.iter().any(|key| name.contains(&**key))
+            // As in answers, slices with names are left out, and nothing stands beside a CNAME record. A port without a name
+            // has no name of its own.
+            let is_left_out = name.starts_with("_._")
+                || world.with_names.iter().any(|key| name.contains(&**key))
                 || is_alias(&name)
                 || shown.contains(" cname ");
-            assert!(is_left_out || known.contains(&shown), "{zone}: {shown} isn't in {known:#?}");
+            if !is_left_out && !known.contains(&shown) {
+                wrong.push(format!("only CoreDNS transfers {shown}"));
+            }
         }
         // CoreDNS answers questions with each of the records.
         for record in &subject {
-            let question =
-                format!("{} {} tcp", record.name.to_string().trim_end_matches('.'), record.record_type());
+            let name = record.name.to_string();
+            let question = format!("{} {} tcp", name.trim_end_matches('.'), record.record_type());
             let (answer, own) = servers.ask(&Question::parse(&question)).await;
             let mut plain = record.clone();
             plain.ttl = 0;
             let shown = plain.to_string().to_lowercase();
-            assert!(own.sections[0].contains_key(&shown), "{shown}: {}", own.show());
-            let is_known = answer.sections[0].contains_key(&shown);
-            assert!(is_known || is_explained(&world, &shown, &answer), "{shown}: {}", answer.show());
+            // The servers here have loopback addresses alone.
+            let is_server = shown.contains(" ns ");
+            if !is_server && !own.sections[0].contains_key(&shown) {
+                wrong.push(format!("lb-linker transfers {shown}, and answers {}", own.show()));
+            }
+            let is_known = is_server || answer.sections[0].contains_key(&shown);
+            if !is_known && !is_explained(&world, &shown, &answer) {
+                wrong.push(format!("CoreDNS doesn't answer {shown}: {}", answer.show()));
+            }
         }
         eprintln!("transfers of {zone}: {} records, {} of CoreDNS", subject.len(), coredns.len());
     }
+    assert!(wrong.is_empty(), "{} differences: {:#?}", wrong.len(), &wrong[..wrong.len().min(30)]);
 }
 
 /// Returns whether CoreDNS answers otherwise for a reason of the manuals.
