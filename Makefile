@@ -68,7 +68,7 @@ soak: build control-plane ## disturb two replicas at random for an hour at 2,000
 	    LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/soak/lb-linker" \
 	    cargo test --locked --test e2e -- --exact model::soak::soak_answers_match_the_model --nocapture
 
-peers: build ## transfer zones to BIND, Knot and NSD, and from them (needs the Debian packages bind9, bind9-dnsutils, knot, nsd)
+peers: build ## transfer zones to and from BIND, Knot and NSD (needs the Debian packages bind9, bind9-dnsutils, knot, nsd)
 	tests/transfers/peers
 	tests/transfers/primaries
 

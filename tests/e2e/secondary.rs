@@ -1,7 +1,7 @@
 //! The plugin *secondary*, with CoreDNS as the primary server.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hickory_proto::op::{Message, OpCode};
 use tempfile::TempDir;
@@ -22,6 +22,17 @@ fn zone(serial: u32) -> String {
          *.wild 60 TXT \"a b\" c\nchild 60 NS ns.child\nns.child 60 A 192.0.2.54\nold 60 DNAME new\n\
          x.new 60 SRV 1 2 80 www\nodd 60 TYPE65280 \\# 2 abcd\nmany 60 A 192.0.2.1\nmany 60 A 192.0.2.2\n"
     )
+}
+
+/// Starts lb-linker as a secondary server, with further lines in its block.
+fn start(directory: &Path, port: u16, primary: SocketAddr, lines: &str, args: &[&Path]) -> Linker {
+    let corefile = format!(
+        ".:{port} {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n\
+         secondary example.org {{\ntransfer from {primary}\n}}\n{lines}\n}}\n"
+    );
+    let path = directory.join("Corefile");
+    std::fs::write(&path, corefile).unwrap();
+    Linker::start_bare(&[], [&[Path::new("--corefile"), &path], args].concat())
 }
 
 /// lb-linker as a secondary server, and CoreDNS as its primary server.
@@ -47,22 +58,11 @@ impl Pair {
         self.primary.restart(&Self::plugins(&self.port)).await;
     }
 
-    fn snapshot(&self) -> PathBuf {
-        self.directory.path().join("links")
-    }
-
     /// Starts lb-linker, without a cluster.
     fn linker(&self) -> Linker {
-        let corefile = format!(
-            ".:{} {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n\
-             secondary example.org {{\ntransfer from {}\n}}\n}}\n",
-            self.port.number(),
-            self.primary.address
-        );
-        let path = self.directory.path().join("Corefile");
-        std::fs::write(&path, corefile).unwrap();
-        let words = [Path::new("--corefile"), &path, Path::new("--snapshot"), &self.snapshot()];
-        Linker::start_bare(&[], words)
+        let snapshot = self.directory.path().join("links");
+        let args = [Path::new("--snapshot"), &snapshot];
+        start(self.directory.path(), self.port.number(), self.primary.address, "", &args)
     }
 }
 
@@ -126,15 +126,7 @@ async fn signed_transfer_needs_the_same_secret() {
     let primary = CoreDns::start(&format!("{plugins}\n{required}"), &zone(1)).await;
     for (secret, is_right) in [(secret, true), ("d3Jvbmc=", false)] {
         let directory = tempfile::tempdir().unwrap();
-        let corefile = format!(
-            ".:0 {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n\
-             secondary example.org {{\ntransfer from {}\n}}\n{}\n}}\n",
-            primary.address,
-            tsig(secret)
-        );
-        let path = directory.path().join("Corefile");
-        std::fs::write(&path, corefile).unwrap();
-        let linker = Linker::start_bare(&[], [Path::new("--corefile"), &path]);
+        let linker = start(directory.path(), 0, primary.address, &tsig(secret), &[]);
         if is_right {
             answers(linker.dns, "www.example.org. A", "192.0.2.1").await;
         } else {
@@ -147,20 +139,10 @@ async fn signed_transfer_needs_the_same_secret() {
 #[tokio::test]
 async fn zone_of_a_secondary_is_transferred_to_another_one() {
     let pair = Pair::start().await;
-    let corefile = |from: SocketAddr, more: &str| {
-        format!(
-            ".:0 {{\nbind 127.0.0.1\nprometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n\
-             secondary example.org {{\ntransfer from {from}\n}}\n{more}}}\n"
-        )
-    };
-    let start = |corefile: String| {
-        let path = pair.directory.path().join("Corefile");
-        std::fs::write(&path, corefile).unwrap();
-        Linker::start_bare(&[], [Path::new("--corefile"), &path])
-    };
-    let first = start(corefile(pair.primary.address, "transfer example.org {\nto *\n}\n"));
+    let directory = pair.directory.path();
+    let first = start(directory, 0, pair.primary.address, "transfer example.org {\nto *\n}", &[]);
     answers(first.dns, "www.example.org. A", "192.0.2.1").await;
-    let second = start(corefile(first.dns, ""));
+    let second = start(directory, 0, first.dns, "", &[]);
     answers(second.dns, "x.new.example.org. SRV", "1 2 80 www.example.org.").await;
     second.line(&format!("zone example.org.: serial none → 1, 15 records from {}", first.dns)).await;
 }

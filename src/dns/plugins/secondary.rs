@@ -24,9 +24,11 @@
 //! with it, too.
 //!
 //! With `--snapshot PATH`, each zone is kept in a file of the directory `PATH.zones`, too: a start without the primary
-//! servers answers from it, until the zone expires, counted from the last time that a server confirmed it.
+//! servers answers from it, until the zone expires, counted from the last time that a server confirmed it. A file has the
+//! size of the transfer, and twice that is needed while it is written: for large zones raise the `sizeLimit` of the volume
+//! in `deploy/`, because a Pod that exceeds it is evicted. Files of zones that aren't configured any more stay there.
 //!
-//! Differences from CoreDNS: CoreDNS keeps no zones on disk, answers NOTIFY of everybody, and has `catalog`.
+//! Differences from CoreDNS: CoreDNS keeps no zones on disk, gives no answer to NOTIFY of other senders, and has `catalog`.
 //!
 //! # Syntax
 //!

@@ -264,7 +264,8 @@ impl RawRecord {
         data: &mut Vec<u8>,
     ) -> Result<Self, TransferError> {
         const MALFORMED: TransferError = TransferError::Malformed;
-        (owner.clear(), data.clear());
+        owner.clear();
+        data.clear();
         let name = wire_name::read(message, start, |_| true, |label| names::push_label(label, owner));
         let name = name.map_err(|_| MALFORMED)?;
         owner.push(0);
