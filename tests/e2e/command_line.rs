@@ -114,7 +114,7 @@ fn kubeconfig_is_read_as_kubectl_does() {
     let list = format!("{}:{}", directory.path().join("missing").display(), good.display());
     let variables = [("KUBECONFIG", &*list)];
     let output = run_to_end_with(&variables, ["check", "--upstream", "none"]);
-    let server = format!("API server http://{} (context \"lab\" of {list})", closed.local());
+    let server = format!("API server http://{} (context \"lab\" of {})", closed.local(), good.display());
     assert_eq!((output.status.code(), stderr(&output)), (Some(0), String::new()));
     assert!(stdout(&output).lines().any(|line| line == server), "{}", stdout(&output));
     let output = run_to_end_with(&variables, ["check", "--cluster", "--upstream", "none"]);
