@@ -22,7 +22,7 @@ use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::{
-    ObjectErrors, ThrottledLog, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
+    ObjectErrors, ThrottledLog, WatchLog, describe, explain_watch, in_place, watch_scopes,
 };
 use crate::sync::k8s::labels::RULE_OWNER;
 use crate::sync::k8s::listed::ListEpoch;
@@ -227,13 +227,13 @@ impl AlertsController {
                 }
             }
             // The next tick asks again.
-            Err(error) => match &error {
-                kube::Error::Api(status) => {
+            Err(error) => {
+                self.context.availability.report_error(&error);
+                if let kube::Error::Api(status) = &error {
                     let sentence = describe(&error, "ask whether the API server serves PrometheusRules", "");
                     self.discovery_log.report(status.code, &sentence);
                 }
-                _ => self.context.availability.report(&root_cause(&error)),
-            },
+            }
         }
     }
 
