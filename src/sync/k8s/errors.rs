@@ -382,6 +382,11 @@ impl WatchLog {
         &self.what
     }
 
+    /// Returns whether an answer with this HTTP code is a refusal that hasn't lasted long enough for a warning.
+    pub(crate) fn is_new_refusal(&self, code: u16) -> bool {
+        code == 403 && !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER)
+    }
+
     /// Sets the clause that the log adds about work that waits for the next list; `None` if no work waits.
     pub fn set_waiting(&mut self, waiting: Option<String>) {
         self.waiting = waiting;
@@ -413,7 +418,7 @@ impl WatchLog {
                         self.availability.report_available();
                         debug!("{}", explain_watch(error, &self.what, self.hint));
                     }
-                    (error, 403) if !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) => {
+                    (error, code) if self.is_new_refusal(code) => {
                         self.availability.report_available();
                         debug!("{}", explain_watch(error, &self.what, self.hint));
                     }

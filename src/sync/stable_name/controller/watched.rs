@@ -170,12 +170,17 @@ impl FailoverController {
                 self.note_all_lists(false);
                 let sentence = describe(&error, "ask whether the API server serves StableNames", "");
                 self.context.availability.report_error(&error);
-                if let kube::Error::Api(status) = &error {
+                let kube::Error::Api(status) = &error else { return };
+                let is_forbidden = self.pending_deletions.is_forbidden();
+                // An API server that has just started forbids everything for a moment.
+                if status.code == 403 && !is_forbidden {
+                    debug!("{sentence}");
+                } else {
                     self.error_log.report(status.code, &sentence);
-                    // Without the permission for discovery, StableNames are never listed.
-                    if self.pending_deletions.is_forbidden() {
-                        self.context.store.set_known(Input::StableNames);
-                    }
+                }
+                // Without the permission for discovery, StableNames are never listed.
+                if is_forbidden {
+                    self.context.store.set_known(Input::StableNames);
                 }
             }
         }
