@@ -475,18 +475,21 @@ async fn take_over(flags: &Flags, dry_run: bool, ask: bool) -> ExitCode {
     if flags.manifests.is_some() {
         return exit_with_error("takeover is about a cluster: leave out --manifests", BAD_INPUT);
     }
-    // Ignore EPIPE: stderr may be closed.
+    // Ignore EPIPE: stderr and stdout may be closed.
     let progress = |line: &str| drop(writeln!(std::io::stderr(), "{line}"));
-    let objection =
-        |objects: &[String], server: &ApiServer| if ask { confirm(objects, server).err() } else { None };
+    let print = |line: &String| drop(writeln!(std::io::stdout(), "{}", printable(line, &[])));
+    let objection = |objects: &[String], plan: &[String], server: &ApiServer| {
+        if !ask {
+            return None;
+        }
+        plan.iter().for_each(print);
+        confirm(objects, server).err()
+    };
     let outcome = match takeover(flags, dry_run, objection, progress).await {
         Ok(outcome) => outcome,
         Err(error) => return fail(&error.into()),
     };
-    let mut out = std::io::stdout().lock();
-    for line in &outcome.lines {
-        let _ = writeln!(out, "{}", printable(line, &[]));
-    }
+    outcome.lines.iter().for_each(print);
     for problem in &outcome.problems {
         print_problem(problem);
     }

@@ -10,6 +10,7 @@ pub mod names_table;
 pub mod output;
 pub(crate) mod remote_links;
 pub mod table;
+mod unread;
 pub mod view;
 
 use serde::Deserialize;

@@ -45,15 +45,15 @@ pub struct TakeoverReport {
 }
 
 /// Removes the earlier operator's finalizer from every Service in the watched namespaces, and lists its orphans. With
-/// `dry_run` or `--sync plan`, or if `objection` returns why these objects of the API server mustn't be changed, only
-/// reports what would be done. `progress` gets progress messages.
+/// `dry_run` or `--sync plan` only reports what would be done. Changes nothing if `objection` returns why these objects
+/// of the API server mustn't be changed; it gets the lines of that report, too. `progress` gets progress messages.
 ///
 /// # Errors
 /// If no client of the cluster can be created.
 pub async fn takeover(
     flags: &Flags,
     dry_run: bool,
-    objection: impl Fn(&[String], &ApiServer) -> Option<&'static str>,
+    objection: impl Fn(&[String], &[String], &ApiServer) -> Option<&'static str>,
     progress: impl Fn(&str),
 ) -> Result<TakeoverReport, ClientError> {
     let ClientConnection { client, server, .. } =
@@ -69,11 +69,14 @@ pub async fn takeover(
             if !services.is_empty() {
                 progress(&format!("Services with the finalizer {FINALIZER}: {}", services.len()));
             }
-            let writes = !dry_run && !services.is_empty();
-            let objection = writes.then(|| objection(&services, &server)).flatten();
-            let (dry_run, namespaces) = (dry_run || objection.is_some(), &selection.namespaces);
-            remove_all(&client, namespaces, found, dry_run, &progress, &mut outcome).await;
-            outcome.problems.extend(objection.map(ToOwned::to_owned));
+            let plan = report_of_plan(&found, &selection.namespaces);
+            if dry_run || services.is_empty() {
+                outcome.lines.extend(plan);
+            } else if let Some(objection) = objection(&services, &plan, &server) {
+                outcome.problems.push(objection.to_owned());
+            } else {
+                remove_all(&client, found, &progress, &mut outcome).await;
+            }
         }
         Err(error) => {
             outcome.problems.push(error.explain(PERMISSION_HINT));
@@ -111,31 +114,33 @@ async fn find(
     .await
 }
 
+/// Returns the lines about what would be done.
+fn report_of_plan(found: &[ServiceWithFinalizer], namespaces: &BTreeSet<String>) -> Vec<String> {
+    if found.is_empty() {
+        let places: Vec<String> = watch_scopes(namespaces).map(|place| in_place("Service", place)).collect();
+        return vec![format!("no {} carries the finalizer {FINALIZER}", places.join(", no "))];
+    }
+    table(&found.iter().map(|bound| row(bound, &RemovalResult::NotTried)).collect())
+}
+
 async fn remove_all(
     client: &Client,
-    namespaces: &BTreeSet<String>,
     found: Vec<ServiceWithFinalizer>,
-    dry_run: bool,
     progress: &impl Fn(&str),
     outcome: &mut TakeoverReport,
 ) {
-    if found.is_empty() {
-        let places: Vec<String> = watch_scopes(namespaces).map(|place| in_place("Service", place)).collect();
-        outcome.lines.push(format!("no {} carries the finalizer {FINALIZER}", places.join(", no ")));
-        return;
-    }
     let number = found.len();
     let (mut done, mut failed) = (0, 0);
     let mut rows = BTreeMap::new();
     let mut forbidden = None;
     let freed = futures::stream::iter(found).map(|bound| async move {
-        let freed = if dry_run { RemovalResult::NotTried } else { remove_one(client, &bound).await };
+        let freed = remove_one(client, &bound).await;
         (bound, freed)
     });
     let mut freed = std::pin::pin!(freed.buffer_unordered(MAX_CONCURRENT_PATCHES));
     while let Some((bound, freed)) = freed.next().await {
         done += 1;
-        if done % PROGRESS_INTERVAL == 0 && !dry_run {
+        if done % PROGRESS_INTERVAL == 0 {
             progress(&format!("Services done: {done} of {number}"));
         }
         if let RemovalResult::Failed { forbidden: by_rbac, .. } = &freed {
@@ -144,8 +149,7 @@ async fn remove_all(
                 forbidden.get_or_insert_with(|| sentence.clone());
             }
         }
-        let state = if bound.blocks_deletion { "stuck in deletion" } else { "in use" };
-        rows.insert(bound.key.clone(), (state, freed.to_string()));
+        rows.extend([row(&bound, &freed)]);
     }
     outcome.lines.extend(table(&rows));
     if failed > 0 {
@@ -289,6 +293,11 @@ async fn list(
     retry(code, all)
         .await
         .map_err(|source| ListError { what: in_place(what, place), source: Box::new(source) })
+}
+
+fn row(service: &ServiceWithFinalizer, freed: &RemovalResult) -> (ServiceKey, (&'static str, String)) {
+    let state = if service.blocks_deletion { "stuck in deletion" } else { "in use" };
+    (service.key.clone(), (state, freed.to_string()))
 }
 
 fn table(rows: &BTreeMap<ServiceKey, (&str, String)>) -> Vec<String> {

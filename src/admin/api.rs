@@ -99,6 +99,9 @@ pub struct LinkListing {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<String>,
     pub items: Vec<LinkView>,
+    /// Without items, which objects haven't been read, if one of them may be the load balancer of the filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unread: Option<String>,
     /// The Services that follow by `linker.hsj.com/source`; `None` if this replica doesn't lead, or may read none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub followers: Option<Vec<FollowerView>>,
@@ -117,6 +120,9 @@ pub struct NameListing {
     pub notice: Option<String>,
     #[serde(flatten)]
     pub page: NamePage,
+    /// Without names, which objects haven't been read, if one of them may have the name of the filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unread: Option<String>,
 }
 
 impl Status {
@@ -151,6 +157,7 @@ impl Status {
         LinkListing {
             instance: self.identity.clone(),
             notice: self.facts.notice(),
+            unread: self.facts.unread_of_link(filter).filter(|_| items.is_empty()),
             items,
             followers: self.facts.followers(filter),
             followers_notice: self.facts.followers_notice(),
@@ -158,10 +165,13 @@ impl Status {
     }
 
     fn names(&self, filter: &NameFilter) -> NameListing {
+        let page = self.facts.names(filter);
+        let name = filter.name.as_deref().filter(|_| page.items.is_empty());
         NameListing {
             instance: self.identity.clone(),
             notice: self.facts.notice(),
-            page: self.facts.names(filter),
+            unread: name.and_then(|name| self.facts.unread_of_name(name)),
+            page,
         }
     }
 

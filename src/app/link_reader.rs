@@ -14,7 +14,7 @@ use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::timeout::error::Elapsed;
 use tracing::warn;
@@ -42,6 +42,9 @@ use crate::sync::k8s::service::Service;
 
 /// The time in which all load balancers, external targets and StableNames have to be read.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The pause between two looks at what has been read of remote clusters.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What a reader reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,16 +187,25 @@ impl LinkReader {
         Ok(reader)
     }
 
+    /// Waits until each remote cluster is read or has failed, which the log tells.
     async fn wait_for_remotes(&self, deadline: Instant) {
-        if timeout_at(deadline, self.store.remotes_listed()).await.is_ok() {
-            return;
+        while !self.pending_remotes().is_empty() && Instant::now() < deadline {
+            sleep(POLL_INTERVAL).await;
         }
-        let zones = self.store.zones();
-        let unlisted = zones.iter().filter(|zone| self.store.unlisted_source(zone).is_some());
-        for cluster in unlisted.filter_map(|zone| zone.cluster.as_deref()).collect::<BTreeSet<_>>() {
+        for cluster in self.pending_remotes() {
             let waited = READ_TIMEOUT.as_secs();
             warn!("remote cluster {cluster} wasn't read within {waited} s: its names are missing");
         }
+    }
+
+    /// Returns the remote clusters with a source that hasn't been read and hasn't failed.
+    fn pending_remotes(&self) -> BTreeSet<Arc<str>> {
+        let zones = self.store.zones();
+        let domains = zones.iter().filter(|zone| zone.cluster.is_some());
+        let unlisted = domains.flat_map(|zone| self.store.unlisted_sources(zone));
+        let failed = self.facts.findings.readiness.sources.lock();
+        let is_pending = |source: &&Source| failed.keys().all(|(failed, ..)| *failed != source.general());
+        unlisted.filter(is_pending).filter_map(|source| source.cluster.clone()).collect()
     }
 
     /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with

@@ -88,8 +88,9 @@ pub async fn read_names(flags: Flags, filter: &NameFilter) -> Result<NamesRead, 
     let asked = ask(&flags, "names", client, async |client| client.names().await).await?;
     match asked {
         Asked::Instance { address, listing, .. } => {
-            let NameListing { instance, notice, page } = *listing;
-            let mut read = NamesRead { instance: Some((instance, address)), notice, names: page.items };
+            let NameListing { instance, notice, page, unread } = *listing;
+            let instance = Some((instance, address));
+            let mut read = NamesRead { instance, notice, names: page.items, unread };
             let mut next = page.next;
             while let Some(after) = next {
                 let filter = NameFilter { after: Some(after), ..filter.clone() };
@@ -110,7 +111,10 @@ pub async fn read_names(flags: Flags, filter: &NameFilter) -> Result<NamesRead, 
                 names.extend(page.items);
                 after = page.next;
                 if after.is_none() {
-                    return Ok(NamesRead { instance: None, notice: reader.facts.notice_of_age(), names });
+                    let name = filter.name.as_deref();
+                    let unread = name.and_then(|name| reader.facts.unread_of_name(name));
+                    let notice = reader.facts.notice_of_age();
+                    return Ok(NamesRead { instance: None, notice, names, unread });
                 }
             }
         }
@@ -124,6 +128,8 @@ pub struct NamesRead {
     /// A line about their age.
     pub notice: Option<String>,
     pub names: Vec<NameView>,
+    /// Which objects haven't been read, if one of them may have the name that was asked for, and isn't found.
+    pub unread: Option<String>,
 }
 
 fn warn_of_foreign(foreign: Option<String>, reader: &LinkReader, what: &str) {
@@ -182,6 +188,16 @@ impl LinkSource {
         match &self.origin {
             OpenSource::Instance { listing, .. } => listing.items.clone(),
             OpenSource::Reader { reader, .. } => reader.facts.views(&self.filter),
+        }
+    }
+
+    /// Returns which objects haven't been read, if one of them may be the load balancer that was asked for, and isn't
+    /// found.
+    #[must_use]
+    pub fn unread(&self) -> Option<String> {
+        match &self.origin {
+            OpenSource::Instance { listing, .. } => listing.unread.clone(),
+            OpenSource::Reader { reader, .. } => reader.facts.unread_of_link(&self.filter),
         }
     }
 

@@ -25,6 +25,9 @@ use crate::sync::task::supervisor::{SupervisorMetrics, SyncError, supervise};
 /// The pause between two attempts to tell whether a remote cluster is the home cluster.
 const COMPARE_AFTER: Duration = Duration::from_secs(30);
 
+/// Stands for all kinds of objects of a source.
+const ALL_KINDS: &str = "";
+
 #[derive(Clone)]
 pub(super) struct NameSources {
     /// The watchers of the clusters, that of the home cluster first.
@@ -65,7 +68,15 @@ pub(super) async fn run(sources: NameSources, stop: CancellationToken) -> Result
             // It has only been cancelled.
             let _ = task.await;
             home.store.forget_source(&source);
-            home.link_reporter.findings.readiness.forget_source(&source);
+            let readiness = &home.link_reporter.findings.readiness;
+            readiness.forget_source(&source);
+            if let Some(cluster) = source.cluster.clone().filter(|cluster| refused.contains(cluster)) {
+                let note = format!(
+                    "the {} objects of cluster {cluster} aren't read: it is this cluster itself",
+                    source.kind
+                );
+                readiness.sources.lock().insert((source, ALL_KINDS, None), note);
+            }
         }
         tokio::select! {
             () = stop.cancelled() => break,

@@ -34,11 +34,11 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
     };
     if shown.is_empty() {
         let what = match (&filter.service, &filter.namespace) {
-            (Some(name), Some(namespace)) => format!("load balancer or StableName {namespace}/{name}"),
-            (Some(name), None) => format!("load balancer or StableName {name}"),
-            (None, _) => "load balancer".to_owned(),
+            (Some(name), Some(namespace)) => format!("no load balancer or StableName {namespace}/{name}"),
+            (Some(name), None) => format!("no load balancer or StableName {name}"),
+            (None, _) => "no load balancer".to_owned(),
         };
-        let _ = writeln!(std::io::stderr(), "no {} found", printable(&what, &[]));
+        print_not_found(&what, source.unread());
     }
     // EPIPE ends the command without an error: stdout may be closed (`| head`).
     let print = |text: &str| write!(std::io::stdout(), "{text}").is_ok();
@@ -105,6 +105,12 @@ fn introduce(source: &LinkSource) -> bool {
 
 pub(super) fn print_instance(name: &str, address: SocketAddr) {
     let _ = writeln!(std::io::stderr(), "from {}, the lb-linker at {address}", printable(name, &[]));
+}
+
+/// Prints that something isn't found, or, with the reason, that it isn't known yet.
+pub(super) fn print_not_found(what: &str, unread: Option<String>) {
+    let end = unread.map_or_else(|| "found".to_owned(), |unread| format!("is known yet: {unread}"));
+    let _ = writeln!(std::io::stderr(), "{}", printable(&format!("{what} {end}"), &[]));
 }
 
 /// Prints a notice. Returns whether there is one.

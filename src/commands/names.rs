@@ -3,19 +3,18 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use super::links::{print_instance, print_notice};
+use super::links::{print_instance, print_not_found, print_notice};
 use super::output::{FAILED, exit_with_error, fail, log_warnings};
 use crate::app::link_source::{NamesRead, read_names};
 use crate::cli::flags::Flags;
 use crate::links::OutputFormat;
 use crate::links::names::NameFilter;
 use crate::links::names_table::render;
-use crate::model::excerpt::printable;
 
 /// Prints the names that a filter selects.
 pub async fn list_names(flags: Flags, filter: &NameFilter, format: Option<OutputFormat>) -> ExitCode {
     log_warnings();
-    let NamesRead { instance, notice, names } = match read_names(flags, filter).await {
+    let NamesRead { instance, notice, names, unread } = match read_names(flags, filter).await {
         Ok(read) => read,
         Err(error) => return fail(&error),
     };
@@ -26,7 +25,7 @@ pub async fn list_names(flags: Flags, filter: &NameFilter, format: Option<Output
     if names.is_empty() {
         let what =
             filter.name.as_ref().map_or_else(|| "no name".to_owned(), |name| format!("no name {name}"));
-        let _ = writeln!(std::io::stderr(), "{} found", printable(&what, &[]));
+        print_not_found(&what, unread);
     }
     match render(&names, format, filter.name.is_some()) {
         Ok(text) => {

@@ -29,6 +29,9 @@ pub(super) fn confirm(objects: &[String], server: &ApiServer) -> Result<(), &'st
     let mut answer = String::new();
     // An answer that can't be read is none.
     let _ = std::io::stdin().read_line(&mut answer);
+    if answer.is_empty() {
+        let _ = writeln!(std::io::stderr());
+    }
     consent(&answer)
 }
 

@@ -166,11 +166,14 @@ impl LinkFacts {
     ) -> (ViewState, Option<String>) {
         let (state, why) = self.state_of_target(link, problems);
         let asking = &self.findings.asking;
-        let of_object = |(kind, key): (RegardingKind, ServiceKey)| {
+        let of_object = |(position, (kind, key)): (usize, (RegardingKind, ServiceKey))| {
             let text = asking.texts(key.cluster(), kind).get(&key)?;
-            Some(format!("{} {key}: {}", kind.api().1, paragraph(&text)))
+            let text = paragraph(&text);
+            // The first object is the one that is shown.
+            Some(if position == 0 { text.to_string() } else { format!("{} {key}: {text}", kind.api().1) })
         };
-        let of_objects: Vec<String> = asking.of(owner).into_iter().filter_map(of_object).collect();
+        let of_objects: Vec<String> =
+            asking.of(owner).into_iter().enumerate().filter_map(of_object).collect();
         let state =
             if state == ViewState::Ready && !of_objects.is_empty() { ViewState::Degraded } else { state };
         let reasons: Vec<String> = why.into_iter().chain(of_objects).collect();
@@ -391,12 +394,13 @@ mod tests {
         let facts = facts();
         let texts = facts.findings.asking.texts(None, RegardingKind::Ingress);
         let version = facts.version();
+        texts.set(&ServiceKey::new("a", "one"), Some("the host \"z\" isn't served"));
         texts.set(&ServiceKey::new("a", "two"), Some("the host \"y\" isn't served"));
         assert_ne!(facts.version(), version);
         let page =
             facts.names(&NameFilter { name: Some("x.lb.internal".to_owned()), ..NameFilter::default() });
         let NameView { state, reason, .. } = &page.items[0];
-        let expected = "Ingress a/two: the host \"y\" isn't served";
+        let expected = "the host \"z\" isn't served; Ingress a/two: the host \"y\" isn't served";
         assert_eq!((*state, reason.as_deref()), (ViewState::Degraded, Some(expected)));
     }
 

@@ -81,8 +81,14 @@ impl Store {
     /// nothing was missing for the zone as it was.
     #[must_use]
     pub fn unlisted_source<'a>(&self, zone: &'a Zone) -> Option<&'a Source> {
+        self.unlisted_sources(zone).into_iter().next()
+    }
+
+    /// As [`Self::unlisted_source`], all of them.
+    #[must_use]
+    pub fn unlisted_sources<'a>(&self, zone: &'a Zone) -> Vec<&'a Source> {
         if zone.sources.iter().all(|source| *source == Source::SERVICES) {
-            return None;
+            return Vec::new();
         }
         let is_in_force = self.zones.borrow().contains(zone);
         self.unlisted_of(zone, |listed, source| !is_in_force && listed.had(source, zone))
@@ -92,29 +98,22 @@ impl Store {
         &self,
         zone: &'a Zone,
         is_known: impl Fn(&Listed, &Source) -> bool,
-    ) -> Option<&'a Source> {
+    ) -> Vec<&'a Source> {
         let listed = self.listed.borrow();
         let counts = |source: &&Source| **source != Source::SERVICES && source.cluster == zone.cluster;
-        let mut others = zone.sources.iter().filter(counts);
-        others.find(|source| {
+        let others = zone.sources.iter().filter(counts);
+        let unlisted = others.filter(|source| {
             let read = source.general();
             !has(&listed.now, &read, zone) && !is_known(&listed, &read)
-        })
+        });
+        unlisted.collect()
     }
 
     /// Returns whether all sources of these zones, which may not be in force yet, are listed, apart from remote clusters.
     #[must_use]
     pub fn has_listed(&self, zones: &[Zone]) -> bool {
         let mut own = zones.iter().filter(|zone| zone.cluster.is_none());
-        own.all(|zone| self.unlisted_of(zone, |_, _| false).is_none())
-    }
-
-    /// Waits until the objects of all remote clusters are listed.
-    pub async fn remotes_listed(&self) {
-        let (mut listed, zones) = (self.listed.subscribe(), self.zones());
-        let is_listed = |zone: &Zone| zone.cluster.is_none() || self.unlisted_source(zone).is_none();
-        // The sender lives as long as `self`: waiting can't fail.
-        while !zones.iter().all(is_listed) && listed.changed().await.is_ok() {}
+        own.all(|zone| self.unlisted_of(zone, |_, _| false).is_empty())
     }
 
     /// Waits until the load balancers are known, and the other sources of all zones are listed.

@@ -28,7 +28,6 @@ use tracing::{debug, info, warn};
 
 use super::k8s::errors::{
     ApiAvailability, ThrottledLog, WARN_OF_REFUSAL_AFTER, describe, is_unreachable, no_answer, retry_after,
-    root_cause,
 };
 use super::k8s::forbidden::LastingRefusal;
 use super::k8s::labels::FIELD_MANAGER;
@@ -498,15 +497,12 @@ impl<'a> LeaseClient<'a> {
                 let cause = format!("{} ({doing})", no_answer(REQUEST_TIMEOUT));
                 self.election.availability.report(&cause);
             }
-            RequestFailure::Kube(error) if failure.code() == 0 => {
-                self.election.availability.report(&root_cause(error))
-            }
-            RequestFailure::Kube(_) => {
-                self.election.availability.report_code(failure.code());
-                if failure.code() == 403 && !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) {
-                    debug!("{sentence}");
-                } else {
-                    self.error_log.report(failure.code(), &sentence);
+            RequestFailure::Kube(error) => {
+                self.election.availability.report_error(error);
+                match failure.code() {
+                    0 => {}
+                    403 if !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) => debug!("{sentence}"),
+                    code => self.error_log.report(code, &sentence),
                 }
             }
         }

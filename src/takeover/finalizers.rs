@@ -18,7 +18,7 @@ use crate::model::service_key::ServiceKey;
 use crate::object_log;
 use crate::store::{Input, Store};
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
-use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, root_cause, watch_scopes};
+use crate::sync::k8s::errors::{ApiAvailability, ListError, in_place, watch_scopes};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::service::{FINALIZER, Service};
 use crate::sync::k8s::watch::{RequestQuery, list_pages};
@@ -176,7 +176,7 @@ pub async fn search_finalizers(
             match error.code() {
                 // 410 Gone: the continue token has expired, and the next attempt begins a new list.
                 410 => {}
-                0 => availability.report(&root_cause(&error)),
+                0 | 401 => availability.report_error(&error.source),
                 code if logged_codes.insert(code) => {
                     let sentence = error.explain("lb-linker needs the permissions of deploy/ there");
                     warn!(

@@ -289,6 +289,11 @@ async fn new_token_is_used_before_and_after_the_old_token_ends() {
         let is_over = || async { (!replica.get_ready().1.contains("old")).then_some(()) };
         eventually("the end of the notice", is_over).await;
     }
+    stage.linker.line("the API server accepts lb-linker's credentials again").await;
+    for replica in replicas {
+        let of_all_requests = replica.logged("(401 Unauthorized): https://");
+        assert_eq!(replica.logged("(401"), of_all_requests, "{:#?}", replica.log());
+    }
     let [answered, written] = stage.change_is_applied().await;
     println!("chaos: then a change is answered in {answered:.1?} and written in {written:.1?}");
 }

@@ -209,6 +209,9 @@ async fn home_cluster_as_a_remote_one_is_not_read() {
         (short(linker.dns, &there).await == UNKNOWN).then_some(())
     })
     .await;
+    let output = run_to_end(["links", "--kubeconfig", kubeconfig, "--remote", &flag]);
+    let problems = String::from_utf8_lossy(&output.stderr);
+    assert!(!problems.contains("wasn't read within"), "{problems}");
 }
 
 #[test]

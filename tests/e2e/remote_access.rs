@@ -218,7 +218,18 @@ async fn scan_finds_load_balancers_of_remote_clusters() {
         "cluster": "west", "loadBalancer": format!("{shop}/db"), "name": name,
     }]);
     assert_eq!(found["remote"], expected, "{found} {problems}");
-    assert!(problems.contains("remote cluster east wasn't read within 10 s"), "{problems}");
+    assert!(problems.contains("of cluster east: Connection refused"), "{problems}");
+    assert!(!problems.contains("wasn't read within"), "{problems}");
+    for (asked, what) in [
+        (["links", "east/shop/web"], "load balancer or StableName east/shop/web"),
+        (["names", "web.shop.east.lb.internal"], "name web.shop.east.lb.internal"),
+    ] {
+        let output = run_to_end([&asked[..], &args[3..]].concat());
+        let problems = text(&output.stderr);
+        let unknown = format!("no {what} is known yet: cluster east isn't read\n");
+        assert!(output.status.code() == Some(1) && problems.contains(&unknown), "{problems}");
+        assert!(!problems.contains("wasn't read within"), "{problems}");
+    }
     let output = run_to_end([&args[..5], &["--remote", &format!("west={}", path(&west))]].concat());
     let report = text(&output.stdout);
     assert!(report.contains("These Services name a load balancer of a remote cluster"), "{report}");

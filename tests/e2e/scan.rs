@@ -125,7 +125,8 @@ async fn scan_finds_hand_made_services_and_lets_them_follow() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     let asked = text(&output.stderr);
     let server = api_server(plane.admin_kubeconfig().to_str().unwrap());
-    let end = format!(" at {server}? [y/N] lb-linker: nothing was changed; --yes leaves out the question\n");
+    let end =
+        format!(" at {server}? [y/N] \nlb-linker: nothing was changed; --yes leaves out the question\n");
     assert!(
         asked.contains(&format!("Change Service {}, Service ", exact[0])) && asked.ends_with(&end),
         "{asked}"

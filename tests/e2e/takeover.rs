@@ -1,7 +1,7 @@
 //! Migration from the earlier operator: adoption of its objects, and removal of its finalizers and orphans.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Service;
@@ -16,7 +16,7 @@ use crate::harness::audit::AuditEvent;
 use crate::harness::cluster::{Cluster, Ingress};
 use crate::harness::control_plane::ControlPlane;
 use crate::harness::dns::{answers, short};
-use crate::harness::linker::{Linker, run_to_end};
+use crate::harness::linker::{Linker, bare, run_to_end};
 use crate::harness::port::HeldPort;
 use crate::harness::{cluster_with_target, deploy, eventually, permission};
 use crate::laptop::api_server;
@@ -83,6 +83,19 @@ fn writes(plane: &ControlPlane) -> BTreeMap<String, usize> {
 fn takeover(plane: &ControlPlane, account: &str, args: &[&str]) -> Output {
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", account);
     run_to_end([&["takeover", "--kubeconfig", kubeconfig.to_str().unwrap()], args].concat())
+}
+
+/// Returns what `lb-linker takeover` shows in a terminal, where both streams are one.
+fn shown_by_takeover(kubeconfig: &str) -> String {
+    let (mut shown, streams) = std::io::pipe().unwrap();
+    let mut command = bare();
+    command.args(["takeover", "--kubeconfig", kubeconfig]).stdin(Stdio::null());
+    let mut child = command.stdout(streams.try_clone().unwrap()).stderr(streams).spawn().unwrap();
+    // It has the other end of the pipe.
+    drop(command);
+    let text = std::io::read_to_string(&mut shown).unwrap();
+    child.wait().unwrap();
+    text
 }
 
 /// Runs a command from the log in a shell, as an administrator.
@@ -303,6 +316,10 @@ async fn migration_keeps_objects_and_writes_only_differences() {
     let (out, err) = (text(&asked.stdout), text(&asked.stderr));
     assert_eq!((asked.status.code(), out.matches("would be freed").count()), (Some(1), 3), "{out}{err}");
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker-takeover");
+    let shown = shown_by_takeover(kubeconfig.to_str().unwrap());
+    let (table, question) = shown.split_once("Change Service default/").unwrap();
+    assert_eq!(table.matches("would be freed").count(), 3, "{shown}");
+    assert!(!question.contains("freed") && question.contains("? [y/N] \n"), "{shown}");
     let server = api_server(kubeconfig.to_str().unwrap());
     assert!(
         err.contains("Change Service default/") && err.contains(&format!(" at {server}? [y/N] ")),

@@ -357,13 +357,14 @@ async fn credentials_that_are_not_accepted_are_told() {
     let facts = facts(&[("web", "a.example.")]);
     facts.external_targets.set_known();
     let activity = watched(&facts);
+    let answer = |code| kube::core::Status::failure("no", "No").with_code(code);
     let told = |age| format!("what lb-linker knows is up to {age} old: {UNACCEPTED}");
-    facts.availability.report_code(401);
+    facts.availability.report_status(&answer(401));
     assert_eq!(facts.notice(), None, "another request may be accepted");
     tokio::time::advance(Duration::from_secs(NOTICE_STEP)).await;
     // The connection of a watch may have been accepted before.
     facts.availability.report_alive();
-    facts.availability.report_code(401);
+    facts.availability.report_status(&answer(401));
     assert_eq!(facts.notice(), Some(told("10s")));
     activity.age_by(Duration::from_secs(65));
     assert_eq!(facts.findings.readiness.of_view(), [told("70s")]);
@@ -373,7 +374,7 @@ async fn credentials_that_are_not_accepted_are_told() {
     let why = format!("its external target points at b.example, and DNS may be the older one: {UNACCEPTED}");
     assert_eq!(shown(&facts), (ViewState::Degraded, why));
     // An API server that refuses a permission accepts the credentials.
-    facts.availability.report_code(403);
+    facts.availability.report_status(&answer(403));
     assert_eq!(facts.notice(), None);
     assert_eq!(shown(&facts).1, "its external target still points at b.example");
 }

@@ -7,7 +7,7 @@ use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
 use kube::Resource;
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::AlertsContext;
 use super::desired::DesiredRule;
@@ -22,8 +22,10 @@ use crate::sync::controller::write_error::WriteError;
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::{
-    ObjectErrors, ThrottledLog, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
+    ObjectErrors, ThrottledLog, WARN_OF_REFUSAL_AFTER, WatchLog, describe, explain_watch, in_place,
+    watch_scopes,
 };
+use crate::sync::k8s::forbidden::LastingRefusal;
 use crate::sync::k8s::labels::RULE_OWNER;
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::refusals::FailedWriteLog;
@@ -98,6 +100,8 @@ pub(super) struct AlertsController {
     planned: HashMap<ServiceKey, u64>,
     object_errors: ObjectErrors,
     discovery_log: ThrottledLog,
+    /// The refusals (403) of discovery since its last other answer.
+    discovery_refusal: LastingRefusal,
     /// The log of writes that fail for a reason that other writes may share.
     write_log: ThrottledLog,
     /// The namespace of the last write in `write_log`.
@@ -132,6 +136,7 @@ impl AlertsController {
             planned: HashMap::new(),
             object_errors: ObjectErrors::of_kind("PrometheusRule", context.log.clone()),
             discovery_log: ThrottledLog::default(),
+            discovery_refusal: LastingRefusal::default(),
             write_log: ThrottledLog::default(),
             failing_namespace: Box::default(),
             refusals: FailedWriteLog::default(),
@@ -206,6 +211,7 @@ impl AlertsController {
         if self.term.is_none() || !self.context.rules.has_pending_requests() {
             return;
         }
+        self.discovery_refusal.note(matches!(&served, Err(kube::Error::Api(status)) if status.code == 403));
         match served {
             Ok(is_served) => {
                 self.context.availability.report_available();
@@ -227,13 +233,15 @@ impl AlertsController {
                 }
             }
             // The next tick asks again.
-            Err(error) => match &error {
-                kube::Error::Api(status) => {
-                    let sentence = describe(&error, "ask whether the API server serves PrometheusRules", "");
-                    self.discovery_log.report(status.code, &sentence);
+            Err(error) => {
+                self.context.availability.report_error(&error);
+                let kube::Error::Api(status) = &error else { return };
+                let sentence = describe(&error, "ask whether the API server serves PrometheusRules", "");
+                match status.code {
+                    403 if !self.discovery_refusal.has_lasted(WARN_OF_REFUSAL_AFTER) => debug!("{sentence}"),
+                    code => self.discovery_log.report(code, &sentence),
                 }
-                _ => self.context.availability.report(&root_cause(&error)),
-            },
+            }
         }
     }
 
@@ -268,7 +276,7 @@ impl AlertsController {
         let scope = &mut self.scopes[number];
         if let Err(error) = &item {
             match error.code() {
-                403 => {
+                403 if !scope.log.is_new_refusal(403) => {
                     let why = explain_watch(error, scope.log.what(), PERMISSION_HINT);
                     scope.stop();
                     if scope.forbidden.replace(why.clone()).is_none() {

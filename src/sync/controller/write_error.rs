@@ -7,9 +7,7 @@ use tower::timeout::error::Elapsed;
 
 use crate::model::excerpt::sentence;
 use crate::sync::election::NotLeading;
-use crate::sync::k8s::errors::{
-    ApiAvailability, describe, is_uid_mismatch, no_answer, retry_after, root_cause,
-};
+use crate::sync::k8s::errors::{ApiAvailability, describe, is_uid_mismatch, no_answer, retry_after};
 use crate::sync::k8s::forbidden::{Forbidden, is_of_admission};
 use crate::sync::k8s::timeouts::REQUEST_TIMEOUT;
 
@@ -107,11 +105,16 @@ pub(crate) fn failed<T>(
         let message = format!("can't {doing}: {}", no_answer(REQUEST_TIMEOUT));
         return (0, Err(WriteError::WholeClass { code: 0, message, retry_after: None }));
     }
+    match &error {
+        // A policy or a webhook may choose 401 for one object.
+        kube::Error::Api(status) if is_of_admission(&status.message, write_request.resource) => {
+            availability.report_available();
+        }
+        error => availability.report_error(error),
+    }
     if code == 0 {
-        availability.report(&root_cause(&error));
         return (0, Err(WriteError::Unanswered));
     }
-    availability.report_code(code);
     (code, Err(classify_api_error(error, write_request)))
 }
 

@@ -258,8 +258,8 @@ impl WriteGuard {
                      of the Lease, 15 s by default; nothing is written before"
                 );
             }
-            // Watches and probes report an API server that can't be reached.
-            Some(failure) if has_ended || !matches!(failure.code(), 0 | 403) => {
+            // Watches and probes report an API server that can't be reached, or doesn't accept the credentials.
+            Some(failure) if has_ended || !matches!(failure.code(), 0 | 401 | 403) => {
                 let why = format!("{}; nothing is written meanwhile", self.lease.explain(failure));
                 logged.errors.report(failure.code(), &why);
             }

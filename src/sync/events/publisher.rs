@@ -22,7 +22,7 @@ use super::namespace_breakers::NamespaceBreakers;
 use super::{EventKey, EventQueue, QueuedEvent, Recorder, Regarding};
 use crate::model::excerpt::sentence;
 use crate::sync::k8s::errors::{ApiAvailability, describe, retry_after, root_cause};
-use crate::sync::k8s::forbidden::Forbidden;
+use crate::sync::k8s::forbidden::{Forbidden, is_of_admission};
 use crate::sync::k8s::labels::FIELD_MANAGER;
 use crate::sync::k8s::metrics::ApiMetrics;
 use crate::sync::k8s::watch::sleep_until_opt;
@@ -295,7 +295,14 @@ impl EventPublisher {
                 debug!("no Events in namespace {namespace}: {}", sentence(&status.message));
                 SendResult::Refused
             }
+            401 if is_of_admission(&status.message, "events") => {
+                let sentence =
+                    format!("can't {doing}: the API server answered 401 {}", sentence(&status.message));
+                namespaces.event_log.refused(403, &sentence);
+                SendResult::Refused
+            }
             code @ (401 | 403) => {
+                self.availability.report_status(status);
                 let hint = match forbidden {
                     Some(Forbidden::Authorizer) => {
                         "lb-linker needs the permissions of deploy/ there, create and patch of events in \

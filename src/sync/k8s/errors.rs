@@ -50,7 +50,7 @@ pub fn describe(error: &kube::Error, doing: &str, hint: &str) -> String {
             format!("can't {doing}: the API server forbids it ({}){hint}", excerpt::sentence(&status.message))
         }
         kube::Error::Api(status) if status.code == 401 => {
-            format!("can't {doing}: {UNACCEPTED} (401 {})", excerpt::sentence(&status.message))
+            format!("can't {doing}: {}", availability::unaccepted(status))
         }
         kube::Error::Api(status) if is_asked_by_http(error) => format!(
             "can't {doing}: the server is asked by HTTP and answers only HTTPS: its URL has to begin with https:// ({} {})",
@@ -251,8 +251,11 @@ impl LoggedError {
 
 impl ThrottledLog {
     /// Logs `sentence` and that the request is retried, unless the limit for this HTTP code is reached (see
-    /// [`ThrottledLog`]).
+    /// [`ThrottledLog`]). A 401 is a debug line: [`ApiAvailability`] logs it once for all requests.
     pub fn report(&mut self, code: u16, sentence: &str) {
+        if code == 401 {
+            return debug!("{sentence}; retrying");
+        }
         match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}; retrying"),
@@ -262,8 +265,11 @@ impl ThrottledLog {
         }
     }
 
-    /// Logs `sentence` about a request that isn't retried, unless the limit for this HTTP code is reached.
+    /// As [`Self::report`], about a request that isn't retried.
     pub fn refused(&mut self, code: u16, sentence: &str) {
+        if code == 401 {
+            return debug!("{sentence}");
+        }
         match self.suppressed(code) {
             None => {}
             Some(0) => warn!("{sentence}"),
@@ -376,6 +382,11 @@ impl WatchLog {
         &self.what
     }
 
+    /// Returns whether an answer with this HTTP code is a refusal that hasn't lasted long enough for a warning.
+    pub(crate) fn is_new_refusal(&self, code: u16) -> bool {
+        code == 403 && !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER)
+    }
+
     /// Sets the clause that the log adds about work that waits for the next list; `None` if no work waits.
     pub fn set_waiting(&mut self, waiting: Option<String>) {
         self.waiting = waiting;
@@ -407,19 +418,19 @@ impl WatchLog {
                         self.availability.report_available();
                         debug!("{}", explain_watch(error, &self.what, self.hint));
                     }
-                    (error, 403) if !self.refusal.has_lasted(WARN_OF_REFUSAL_AFTER) => {
+                    (error, code) if self.is_new_refusal(code) => {
                         self.availability.report_available();
                         debug!("{}", explain_watch(error, &self.what, self.hint));
                     }
-                    (_, code) => {
-                        self.availability.report_code(code);
-                        let sentence = explain_watch(&error, &self.what, self.hint);
+                    (error, code) => {
+                        error.status().iter().for_each(|status| self.availability.report_status(status));
+                        let sentence = explain_watch(error, &self.what, self.hint);
                         match &self.waiting {
-                            Some(waiting) => self.error_log.report(
+                            Some(waiting) if code != 401 => self.error_log.report(
                                 code.saturating_add(WAITING_CODE_OFFSET),
                                 &format!("{sentence}; {waiting}"),
                             ),
-                            None => self.error_log.report(code, &sentence),
+                            _ => self.error_log.report(code, &sentence),
                         }
                     }
                 }

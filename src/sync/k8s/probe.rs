@@ -7,7 +7,7 @@ use axum::http::Request;
 use kube::Client;
 use tokio::time::{sleep, timeout};
 
-use super::errors::{ApiAvailability, no_answer, root_cause};
+use super::errors::{ApiAvailability, no_answer};
 
 const INTERVAL: Duration = Duration::from_secs(10);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,8 +21,7 @@ pub async fn probe(client: Client, availability: ApiAvailability) {
         let Ok(request) = Request::get(PATH).body(Vec::new()) else { return };
         match timeout(REQUEST_TIMEOUT, client.request_text(request)).await {
             Ok(Ok(_)) => availability.report_available(),
-            Ok(Err(kube::Error::Api(status))) => availability.report_code(status.code),
-            Ok(Err(error)) => availability.report(&root_cause(&error)),
+            Ok(Err(error)) => availability.report_error(&error),
             Err(_) => availability.report(&format!("{} (get {PATH})", no_answer(REQUEST_TIMEOUT))),
         }
     }

@@ -14,7 +14,7 @@ use crate::model::link::{Link, LinkState};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::external_target::left_out::ServiceLookup;
-use crate::sync::k8s::errors::{ApiAvailability, WatchLog, describe, retry_after, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, WatchLog, describe, retry_after};
 use crate::sync::k8s::forbidden::Forbidden;
 use crate::sync::k8s::service::{LOAD_BALANCER, Service, Spec};
 use crate::sync::k8s::watch::{RequestQuery, find_in_etcd};
@@ -78,8 +78,7 @@ impl GoneCheck {
         let answer = find_in_etcd::<Service>(self.client.clone(), &query).await;
         match &answer {
             Ok(_) => self.availability.report_available(),
-            Err(kube::Error::Api(status)) => self.availability.report_code(status.code),
-            Err(error) => self.availability.report(&root_cause(error)),
+            Err(error) => self.availability.report_error(error),
         }
         let failed = |found, error| LookUp { found, version: String::new(), error };
         match answer {

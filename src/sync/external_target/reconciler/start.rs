@@ -23,7 +23,7 @@ use crate::sync::external_target::deletion_budget::MaxDeletes;
 use crate::sync::external_target::left_out::{
     Flag, LookupError, LookupResult, ServiceLookup, allows_external_target,
 };
-use crate::sync::k8s::errors::{ApiAvailability, root_cause};
+use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::forbidden::{LastingRefusal, REFUSED_AFTER};
 use crate::sync::k8s::labels::SERVICE_UID;
 use crate::sync::k8s::object::ObjectKind;
@@ -469,8 +469,8 @@ async fn look_up_with_retries(
         match ended {
             Ok(()) if is_incomplete && !refusal.has_lasted(REFUSED_AFTER) => {}
             Ok(()) => return existing,
-            Err(LookupError::List(error)) if error.code() == 0 => {
-                availability.iter().for_each(|availability| availability.report(&root_cause(&error)));
+            Err(LookupError::List(error)) if matches!(error.code(), 0 | 401) => {
+                availability.iter().for_each(|availability| availability.report_error(&error.source));
             }
             // The continue token has expired: list again from the first page.
             Err(LookupError::List(error)) if error.code() == 410 => {}

@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::core::Status;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::ThrottledLog;
+use super::{ThrottledLog, root_cause};
 use crate::model::excerpt;
 
 /// Whether the API server can be reached and accepts the credentials, and the log about it, shared by all its clients.
@@ -16,6 +17,7 @@ pub struct ApiAvailability(Arc<Mutex<Reachability>>);
 #[derive(Debug, Default)]
 struct Reachability {
     log: ThrottledLog,
+    refusal_log: ThrottledLog,
     /// `None` if the API server can be reached.
     outage: Option<Outage>,
     /// Whether a later request had an answer.
@@ -52,11 +54,22 @@ impl Outage {
 pub(crate) const UNREACHABLE: &str = "the API server can't be reached";
 pub(crate) const UNACCEPTED: &str = "the API server doesn't accept lb-linker's credentials";
 
+/// Returns a clause about an answer 401.
+pub(super) fn unaccepted(status: &Status) -> String {
+    format!("{UNACCEPTED} (401 {})", excerpt::sentence(&status.message))
+}
+
 impl Reachability {
     fn outage(&mut self) -> Option<Outage> {
         let is_answered = self.is_answered;
         self.outage.take_if(|outage| is_answered && outage.last.elapsed() >= SETTLED_AFTER);
         self.outage
+    }
+
+    /// Returns the end of a sentence, which names the API server.
+    fn place(&self) -> String {
+        let url = self.server.as_ref().map(|server| format!(": {}", excerpt::sentence(&server.0())));
+        url.unwrap_or_default()
     }
 }
 
@@ -95,15 +108,17 @@ impl ApiAvailability {
         let known = reachability.outage().unwrap_or_else(|| Outage::begin(UNREACHABLE));
         let outage = Outage { last: tokio::time::Instant::now(), ..known };
         (reachability.outage, reachability.is_answered) = (Some(outage), false);
-        let url = reachability.server.as_ref().map(|server| format!("{}: ", excerpt::sentence(&server.0())));
-        let url = url.unwrap_or_default();
-        reachability.log.report(0, &format!("{UNREACHABLE}: {url}{cause}"));
+        let sentence = format!("{UNREACHABLE}{}: {cause}", reachability.place());
+        reachability.log.report(0, &sentence);
     }
 
-    /// Records that a request was accepted. Logs that the API server answers again, if the last logged line said that it
-    /// can't be reached, and no request has failed for `SETTLED_AFTER`.
+    /// Records that a request was accepted. Logs the end of a refusal of the credentials, and that the API server answers
+    /// again, if the last logged line said that it can't be reached, and no request has failed for `SETTLED_AFTER`.
     pub fn report_available(&self) {
-        self.lock().refusal = None;
+        let mut reachability = self.lock();
+        reachability.refusal = None;
+        reachability.refusal_log.recovered("the API server accepts lb-linker's credentials again");
+        drop(reachability);
         self.report_alive();
     }
 
@@ -117,11 +132,24 @@ impl ApiAvailability {
         }
     }
 
-    /// Records an answer with this HTTP code. With 429 or 503 an API server starts or shuts down.
-    pub fn report_code(&self, code: u16) {
-        match code {
+    /// Records the error of a request. Logs that it had no answer, or that the credentials weren't accepted.
+    pub fn report_error(&self, error: &kube::Error) {
+        match error {
+            kube::Error::Api(status) => self.report_status(status),
+            error => self.report(&root_cause(error)),
+        }
+    }
+
+    /// Records an answer that is an error. Logs that the credentials weren't accepted (401). With 429 or 503 an API server
+    /// starts or shuts down.
+    pub fn report_status(&self, status: &Status) {
+        match status.code {
             401 => {
-                self.lock().refusal.get_or_insert_with(|| Outage::begin(UNACCEPTED));
+                let mut reachability = self.lock();
+                reachability.refusal.get_or_insert_with(|| Outage::begin(UNACCEPTED));
+                let sentence = format!("{}{}", unaccepted(status), reachability.place());
+                reachability.refusal_log.report(0, &sentence);
+                drop(reachability);
                 self.report_alive();
             }
             429 | 503 => {}

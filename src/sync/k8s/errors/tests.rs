@@ -147,12 +147,39 @@ async fn answer_between_failures_does_not_end_an_outage() {
     tokio::time::advance(SETTLED_AFTER).await;
     availability.report("connection refused");
     tokio::time::advance(SETTLED_AFTER).await;
-    availability.report_code(503);
+    let answer = |code| Status::failure("no", "No").with_code(code);
+    availability.report_status(&answer(503));
     assert!(availability.outage().is_some());
     assert!(!log_text.text().contains("answers again"), "{}", log_text.text());
-    availability.report_code(404);
+    availability.report_status(&answer(404));
     assert!(availability.outage().is_none());
     assert!(log_text.text().contains("answers again"), "{}", log_text.text());
+}
+
+#[test]
+fn refused_credentials_are_one_line_for_all_requests() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+    let availability = ApiAvailability::of(|| "https://192.0.2.1:6443".to_owned());
+    let refused =
+        || WatchError::List(kube::Error::Api(Status::failure("Unauthorized", "").with_code(401).boxed()));
+    let mut lease = ThrottledLog::default();
+    for what in ["Services", "EndpointSlices"] {
+        let mut log = WatchLog::new(availability.clone(), what.to_owned(), "");
+        log.set_waiting(Some("no external target is written".to_owned()));
+        assert!(log.log_failure::<Service>(Err(refused())).is_none());
+        lease.report(401, "can't get Lease");
+    }
+    let text = log_text.text();
+    let expected = "the API server doesn't accept lb-linker's credentials (401 Unauthorized): \
+                    https://192.0.2.1:6443; retrying\n";
+    assert!(text.ends_with(expected), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    availability.report_alive();
+    availability.report_available();
+    availability.report_available();
+    let text = log_text.text();
+    assert!(text.ends_with("the API server accepts lb-linker's credentials again\n"), "{text}");
+    assert_eq!(text.lines().count(), 2, "{text}");
 }
 
 #[test]

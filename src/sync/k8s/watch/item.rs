@@ -24,10 +24,15 @@ impl WatchError {
     /// Returns the HTTP code; 0 if there was no answer, or no HTTP error.
     #[must_use]
     pub fn code(&self) -> u16 {
+        self.status().map_or(0, |status| status.code)
+    }
+
+    /// Returns the answer of the API server; `None` if there was none, or no HTTP error.
+    pub(crate) fn status(&self) -> Option<&Status> {
         match self {
-            Self::List(kube::Error::Api(status)) | Self::Watch(kube::Error::Api(status)) => status.code,
-            Self::Ended(status) => status.code,
-            Self::List(_) | Self::Watch(_) | Self::Unidentified => 0,
+            Self::List(kube::Error::Api(status)) | Self::Watch(kube::Error::Api(status)) => Some(status),
+            Self::Ended(status) => Some(status),
+            Self::List(_) | Self::Watch(_) | Self::Unidentified => None,
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::model::excerpt::value;
 use crate::model::service_key::ServiceKey;
 use crate::object_log::ObjectLog;
-use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, describe, retry_after, root_cause};
+use crate::sync::k8s::errors::{ApiAvailability, ThrottledLog, describe, retry_after};
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::service::{LOAD_BALANCER, Service};
 use crate::sync::k8s::watch::{RequestQuery, find};
@@ -247,8 +247,7 @@ async fn look_up(
     let found = find::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
         Ok(_) => availability.report_available(),
-        Err(kube::Error::Api(_)) => {}
-        Err(error) => availability.report(&root_cause(error)),
+        Err(error) => availability.report_error(error),
     }
     let Some(found) = found? else { return Ok(Found::Absent) };
     let is_same = kube::Resource::meta(&found).uid.as_deref() == Some(&*deleted.uid);

@@ -247,8 +247,13 @@ impl NameWatcher {
             Ok(Event::ListBegins) | Err(_) => {}
             Ok(_) => scope.version = Version { index: scope.version.index, ..Version::default() },
         }
-        self.note::<S, _>(scope, &item, names.state.is_listed());
-        let Some(event) = scope.log.log_failure(item) else { return Next::Continue };
+        let note = self.note_of(scope, &item, names.state.is_listed());
+        let event = scope.log.log_failure(item);
+        // After the log: a command that waits for a note may end the process.
+        if let Some(note) = note {
+            self.set_note::<S>(scope, note);
+        }
+        let Some(event) = event else { return Next::Continue };
         match event {
             Event::ListBegins => {
                 scope.list.begin();
@@ -285,22 +290,32 @@ impl NameWatcher {
         (source, scope.kind.kind.api().1, scope.namespace.clone())
     }
 
-    /// Notes for `/ready` why the objects can't be read.
-    fn note<S: NameSource, T>(&self, scope: &Scope, item: &Result<Event<T>, WatchError>, is_listed: bool) {
-        let mut sources = self.link_reporter.findings.readiness.sources.lock();
-        let key = self.key_of_note::<S>(scope);
+    /// Returns the note for `/ready` why the objects can't be read, or that they can (`Some(None)`); `None` if the item
+    /// doesn't tell.
+    fn note_of<T>(
+        &self,
+        scope: &Scope,
+        item: &Result<Event<T>, WatchError>,
+        is_listed: bool,
+    ) -> Option<Option<String>> {
         let error = match item {
-            Ok(Event::ListBegins) => return,
-            Ok(_) => return drop(sources.remove(&key)),
+            Ok(Event::ListBegins) => return None,
+            Ok(_) => return Some(None),
             Err(error) => error,
         };
         if let Some(activity) = &scope.activity {
             activity.set_refused(error.code() == 403);
         }
-        let is_remote = self.cluster.is_some();
-        if let Some(note) = failure_note(scope, error, is_listed, is_remote) {
-            sources.insert(key, note);
-        }
+        failure_note(scope, error, is_listed, self.cluster.is_some()).map(Some)
+    }
+
+    fn set_note<S: NameSource>(&self, scope: &Scope, note: Option<String>) {
+        let mut sources = self.link_reporter.findings.readiness.sources.lock();
+        let key = self.key_of_note::<S>(scope);
+        match note {
+            Some(note) => sources.insert(key, note),
+            None => sources.remove(&key),
+        };
     }
 }
 
@@ -350,6 +365,7 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: b
     let what = scope.log.what();
     match error.code() {
         410 => None,
+        code if scope.log.is_new_refusal(code) => None,
         0 if is_listed && is_remote => {
             Some(format!("the {what} are as they were read last: the API server doesn't answer"))
         }

@@ -14,7 +14,7 @@ use crate::model::link::Annotations;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::sync::controller::turns::Turns;
-use crate::sync::k8s::errors::{ApiAvailability, root_cause};
+use crate::sync::k8s::errors::ApiAvailability;
 use crate::sync::k8s::forbidden::{Forbidden, LastingRefusal};
 use crate::sync::k8s::remotes::Remotes;
 use crate::sync::k8s::service::Service;
@@ -236,8 +236,7 @@ async fn look_up(
     let found = find_in_etcd::<Service>(client, &RequestQuery::named(namespace, name)).await;
     match &found {
         Ok(_) => availability.report_available(),
-        Err(kube::Error::Api(_)) => {}
-        Err(error) => availability.report(&root_cause(error)),
+        Err(error) => availability.report_error(error),
     }
     let Some(found) = found? else { return Ok(Found::Absent.into()) };
     let is_same = found.uid().is_some_and(|known| *uid == *known.as_str());

@@ -125,6 +125,21 @@ async fn failed_discovery_and_its_end_have_one_wording() {
     assert_eq!(lines.matches("serves StableNames").count(), 2, "{lines}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn refused_discovery_is_a_warning_once_it_lasts() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::WARN);
+    let client = test_support::client(|_| test_support::status(403, "Forbidden", "no"));
+    let mut controller = FailoverController::new(context(client, Recorder::none()));
+    for _ in 0..REFUSALS_UNTIL_FORBIDDEN {
+        assert_eq!(log_text.text(), "", "an API server that starts forbids everything for a moment");
+        controller.pending_deletions.discover(&controller.context.client);
+        let served = controller.pending_deletions.discovered().await;
+        assert!(served.is_err());
+        controller.on_discovery(served);
+    }
+    assert_eq!(log_text.text().matches("serves StableNames: the API server forbids it").count(), 1);
+}
+
 #[tokio::test]
 async fn forbidden_stable_names_have_the_effect_of_what_is_known() {
     let client = test_support::client(|_| test_support::status(500, "InternalError", "no"));

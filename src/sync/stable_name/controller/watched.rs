@@ -28,7 +28,7 @@ use crate::sync::events::{Reason, Regarding};
 use crate::sync::external_target::decision::SyncMode;
 use crate::sync::k8s::deserialize_guard::RawDeserializeGuard;
 use crate::sync::k8s::errors::{
-    ApiAvailability, ObjectErrors, WatchLog, describe, explain_watch, in_place, root_cause, watch_scopes,
+    ApiAvailability, ObjectErrors, WatchLog, describe, explain_watch, in_place, watch_scopes,
 };
 use crate::sync::k8s::listed::ListEpoch;
 use crate::sync::k8s::watch::{
@@ -169,15 +169,18 @@ impl FailoverController {
             Err(error) => {
                 self.note_all_lists(false);
                 let sentence = describe(&error, "ask whether the API server serves StableNames", "");
-                match &error {
-                    kube::Error::Api(status) => {
-                        self.error_log.report(status.code, &sentence);
-                        // Without the permission for discovery, StableNames are never listed.
-                        if self.pending_deletions.is_forbidden() {
-                            self.context.store.set_known(Input::StableNames);
-                        }
-                    }
-                    _ => self.context.availability.report(&root_cause(&error)),
+                self.context.availability.report_error(&error);
+                let kube::Error::Api(status) = &error else { return };
+                let is_forbidden = self.pending_deletions.is_forbidden();
+                // An API server that has just started forbids everything for a moment.
+                if status.code == 403 && !is_forbidden {
+                    debug!("{sentence}");
+                } else {
+                    self.error_log.report(status.code, &sentence);
+                }
+                // Without the permission for discovery, StableNames are never listed.
+                if is_forbidden {
+                    self.context.store.set_known(Input::StableNames);
                 }
             }
         }
