@@ -3,7 +3,7 @@
 //!
 //! Memory and times are printed (`-- --nocapture https::`).
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -104,6 +104,10 @@ struct Site {
 
 impl Site {
     async fn start() -> Self {
+        Self::with(MAX_CONNECTIONS, "").await
+    }
+
+    async fn with(max_connections: usize, line: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let text = "a".repeat(250);
         let big: String = (0..230).map(|number| format!("big 60 IN TXT {number}{text}\n")).collect();
@@ -114,8 +118,8 @@ impl Site {
         let db = db.display();
         let corefile = format!(
             ".:0 {{\nbind 127.0.0.1\n{HTTP_PORTS}file {db} test\n}}\n\
-             https://.:0 {{\nbind 127.0.0.1\nhttps {{\nmax_connections {MAX_CONNECTIONS}\n}}\n\
-             timeouts {{\nread 2s\nwrite 2s\nidle 10s\n}}\nfile {db} test\n}}\n"
+             https://.:0 {{\nbind 127.0.0.1\nhttps {{\nmax_connections {max_connections}\n}}\n\
+             timeouts {{\nread 2s\nwrite 2s\nidle 10s\n}}\nfile {db} test\n{line}\n}}\n"
         );
         let linker = Linker::start_on_corefile(&corefile, directory.path(), None);
         linker.ready().await;
@@ -129,7 +133,14 @@ impl Site {
 
     /// Starts a connection of HTTP/2 with these settings.
     async fn http2(&self, settings: &[u8]) -> TcpStream {
-        let mut stream = self.connect().await;
+        self.http2_from(Ipv4Addr::LOCALHOST, settings).await
+    }
+
+    async fn http2_from(&self, client: Ipv4Addr, settings: &[u8]) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((client, 0).into()).unwrap();
+        let connecting = timeout(EVENT_TIMEOUT, socket.connect(self.http));
+        let mut stream = connecting.await.expect("a connection").unwrap();
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
         stream.write_all(&frame(SETTINGS, 0, 0, settings)).await.unwrap();
         stream
@@ -379,6 +390,64 @@ async fn https_clients_that_do_not_read_are_disconnected() {
     let pinged = flood(&mut stream, &pings, 100_000).await;
     eprintln!("https: without reading: closed after {written} bytes of requests and {pinged} bytes of PING");
     site.check("clients that don't read").await;
+}
+
+/// Returns a request with the path in the table of header fields (RFC 7541 section 6.2.1), in a frame of maximum size.
+fn kept_frame(number: u32) -> Vec<u8> {
+    let path = format!("/{number:03}");
+    let others = [(":method", "GET"), (":scheme", "http"), (":authority", "dns.example")];
+    let fields: Vec<u8> = others.iter().flat_map(|(name, value)| field(name, value)).collect();
+    let fields = [fields, vec![0x44, 4], path.into()].concat();
+    let rest = field("x-a", &"a".repeat(16_384 - fields.len() - 8));
+    frame(HEADERS, END_HEADERS | END_STREAM, 16 * number + 1, &[fields, rest].concat())
+}
+
+#[tokio::test]
+async fn header_tables_keep_no_memory_beyond_the_limit() {
+    let site = Site::with(200, "").await;
+    let small = fields("GET", &path(QUESTION));
+    for with_requests in [false, true] {
+        let connections = (0..200).map(|_| async {
+            let mut stream = site.http2(&[]).await;
+            let (mut reader, mut writer) = stream.split();
+            let writing = async {
+                for number in 0..120 {
+                    // Small requests make up for the large frame.
+                    let ids = (1..=if with_requests { 5 } else { 0 }).map(|more| 16 * number + 2 * more + 1);
+                    let more = ids.flat_map(|id| frame(HEADERS, END_HEADERS | END_STREAM, id, &small));
+                    let bytes = [kept_frame(number), more.collect()].concat();
+                    if writer.write_all(&bytes).await.is_err() {
+                        break;
+                    }
+                }
+            };
+            tokio::join!(goaway(&mut reader), writing);
+        });
+        futures::future::join_all(connections).await;
+        site.check("header tables").await;
+        let most = site.linker.memory("VmHWM");
+        assert!(most < 180 << 10, "{most} KiB");
+    }
+}
+
+#[tokio::test]
+async fn waiting_queries_keep_no_headers() {
+    // Answers nothing.
+    let upstream = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let forward = format!("forward . {}", upstream.local_addr().unwrap());
+    let site = Site::with(200, &forward).await;
+    let many: Vec<u8> = (0..430).flat_map(|number| field(&format!("{number:03}"), "")).collect();
+    let fields = [fields("GET", &path("a.example. A")), many].concat();
+    let asked: Vec<u8> = (0..25)
+        .flat_map(|number| frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &fields))
+        .collect();
+    let mut crowd = Vec::new();
+    for number in 0..200 {
+        let mut stream = site.http2_from(Ipv4Addr::new(127, 0, 0, 1 + number % 8), &[]).await;
+        stream.write_all(&asked).await.unwrap();
+        crowd.push(stream);
+    }
+    site.check("waiting queries with many headers").await;
 }
 
 #[tokio::test]

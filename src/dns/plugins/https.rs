@@ -16,13 +16,16 @@
 //!
 //! The client's address is that of the connection, so behind a proxy that of the proxy: `X-Forwarded-For` and similar
 //! headers are ignored, because any client can set them. *timeouts* applies as by TCP; `read` also limits the time for
-//! the body of a request, and HTTP/2 allows 100 queries at a time on a connection.
+//! the body of a request, and HTTP/2 allows 100 queries at a time on a connection. A client that sends 128 KiB by
+//! HTTP/2 beyond 4 KiB for each request is disconnected. What HTTP/2 connections have sent may stay in memory, up to
+//! 2 MiB of each; from 128 KiB on they share 64 MiB for it, and a connection that gets no share ends after its answers.
 //!
 //! Differences from CoreDNS: methods other than GET and POST, and too large a body, get 400 there, any content type is
 //! taken, and errors have no sentence; HEAD is answered here. There HTTP caches may keep an answer for an hour at most,
 //! one without a TTL and an error for 5 seconds, and the TTLs of all sections count. HTTP/2 needs TLS there. At the
 //! maximum of connections CoreDNS accepts none until one ends; here the connection that has been idle longest is
-//! closed, or the new one if none is idle.
+//! closed, or the new one if none is idle. A parameter `dns` with `%2D` or `%5F`, or whose unused last bits aren't
+//! zero, gets 400 here, and an answer there.
 //!
 //! # Syntax
 //!
@@ -30,8 +33,8 @@
 //!
 //! - `max_connections MAXIMUM` sets the maximum number of connections of the listener, 200 by default. 0 leaves only
 //!   the limits of all TCP connections: 10,000, and 1,000 of a client; an idle connection takes about 25 KiB of memory,
-//!   without TLS. With *tls* a client's address may have half of the maximum. If several blocks share the listener, the
-//!   first one with *https* counts.
+//!   without TLS. With *tls* a client's address may have half of the maximum; without it a proxy is one client, and
+//!   never has more than 1,000 connections. If several blocks share the listener, the first one with *https* counts.
 //!
 //! For example, in a block `https://dns.example.org`: `tls tls.crt tls.key` and `https` with `max_connections 1000`.
 

@@ -33,6 +33,8 @@ const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
 /// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few
 /// bytes of the connection are unread.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
+/// The maximum number of bytes of received HTTP/2 frames that may still be in memory.
+const MAX_FRAME_BYTES: usize = 64 << 20;
 /// The maximum size in bytes of an answer that may be sent without quota.
 const SMALL_REPLY_BYTES: usize = 4096;
 
@@ -48,6 +50,7 @@ pub struct ConnectionLimiter {
     /// Pending queries, not counting the first of each connection.
     waiting: Arc<ClientQuota>,
     unread: Arc<ClientQuota>,
+    frames: Arc<ClientQuota>,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +91,7 @@ impl ConnectionLimiter {
             state: Mutex::new(LimiterState { max_connections, max_of_a_client, ..Default::default() }),
             waiting: ClientQuota::new(MAX_EXTRA_PENDING_QUERIES),
             unread: ClientQuota::new(MAX_UNREAD_BYTES),
+            frames: ClientQuota::new(MAX_FRAME_BYTES),
         }
     }
 
@@ -100,6 +104,7 @@ impl ConnectionLimiter {
             state: Mutex::default(),
             waiting: Arc::clone(&self.waiting),
             unread: Arc::clone(&self.unread),
+            frames: Arc::clone(&self.frames),
         })
     }
 
@@ -118,6 +123,11 @@ impl ConnectionLimiter {
         self.unread.of(unmapped(client).ip())
     }
 
+    /// Returns an empty share of the memory for the frames of a connection.
+    pub(super) fn frames(&self, client: SocketAddr) -> QuotaGuard {
+        self.frames.of(unmapped(client).ip())
+    }
+
     pub(super) fn count_busy(&self) {
         self.metrics.tcp_busy.inc();
     }
@@ -132,19 +142,15 @@ impl ConnectionLimiter {
     pub fn admit(self: &Arc<Self>, client: SocketAddr) -> Option<(ConnectionPermit, AbortRegistration)> {
         let client = unmapped(client).ip();
         let (connection, registration) = AbortHandle::new_pair();
-        let of_all = match &self.of_all {
-            Some(limiter) => Some(Box::new(limiter.permit(client, &connection, None)?)),
-            None => None,
-        };
-        Some((self.permit(client, &connection, of_all)?, registration))
+        let mut permit = self.permit(client, &connection)?;
+        // Last, so that a connection that the listener refuses evicts none of another listener.
+        if let Some(limiter) = &self.of_all {
+            permit.of_all = Some(Box::new(limiter.permit(client, &connection)?));
+        }
+        Some((permit, registration))
     }
 
-    fn permit(
-        self: &Arc<Self>,
-        client: IpAddr,
-        connection: &AbortHandle,
-        of_all: Option<Box<ConnectionPermit>>,
-    ) -> Option<ConnectionPermit> {
+    fn permit(self: &Arc<Self>, client: IpAddr, connection: &AbortHandle) -> Option<ConnectionPermit> {
         let mut state = self.state.lock();
         let full = state.open >= state.max_connections;
         let refused = state.clients.get(&client).is_some_and(|has| *has >= state.max_of_a_client)
@@ -180,7 +186,7 @@ impl ConnectionLimiter {
         }
         let (limiter, extra) = (Arc::clone(self), self.waiting.of(client));
         let (connection, position) = (connection.clone(), IdleQueuePosition::Working);
-        let mut permit = ConnectionPermit { limiter, client, connection, position, extra, of_all };
+        let mut permit = ConnectionPermit { limiter, client, connection, position, extra, of_all: None };
         permit.set_idle();
         Some(permit)
     }
@@ -374,6 +380,13 @@ mod tests {
             [true, true, true, false]
         );
         drop((own, newest, by_tcp));
+        // A connection that the listener refuses evicts none of another listener.
+        let mut own = listener.limited_to(1, false).admit(client(1)).unwrap().0;
+        own.set_busy();
+        let by_tcp: Vec<_> = (0..99).map(|last| all.admit(client(last)).unwrap().0).collect();
+        assert!(listener.admit(client(2)).is_none());
+        assert!(by_tcp.iter().all(|permit| !permit.connection.is_aborted()));
+        drop((own, by_tcp));
         assert_eq!((listener.state.lock().open, all.state.lock().open), (0, 0));
         assert!(all.state.lock().clients.is_empty());
     }

@@ -27,6 +27,7 @@ use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{Connection, DRAIN_TIMEOUT};
+use super::limits::ConnectionLimits;
 use crate::dns::transport::tls::ALPN_HTTP2;
 
 /// The first bytes of a client that speaks HTTP/2 (RFC 9113 section 3.4).
@@ -59,9 +60,15 @@ pub(super) async fn serve(
 ) -> io::Result<()> {
     let Some(tls) = tls else {
         let (mut stream, mut first) = (stream, Vec::with_capacity(PREFACE.len()));
-        let idle = connection.limits.idle;
+        let ConnectionLimits { idle, read, .. } = connection.limits;
+        let deciding = async {
+            timeout(idle, stream.read_buf(&mut first)).await??;
+            timeout(read, has_preface(&mut stream, &mut first)).await?
+        };
+        // A request that the kernel has already received was sent before the stop.
         let is_http2 = tokio::select! {
-            is_http2 = timeout(idle, has_preface(&mut stream, &mut first)) => is_http2??,
+            biased;
+            is_http2 = deciding => is_http2?,
             () = connection.stop.cancelled() => return Ok(()),
         };
         return serve_http(connection, stream, first, is_http2).await;
@@ -89,13 +96,11 @@ async fn serve_http(
     is_http2: bool,
 ) -> io::Result<()> {
     let Connection { client, local, limits, handler, permit, stop } = connection;
-    let activity = Activity::new(client, local, limits, handler, permit);
+    let activity = Activity::new(client, local, limits, handler, permit, is_http2);
     let (reader, writer) = tokio::io::split(stream);
     let received = Arc::clone(&activity);
-    let reader = InspectReader::new(Cursor::new(first).chain(reader), move |_: &[u8]| {
-        if !is_http2 {
-            received.received();
-        }
+    let reader = InspectReader::new(Cursor::new(first).chain(reader), move |bytes: &[u8]| {
+        received.received(bytes.len());
     });
     let stream = TokioIo::new(tokio::io::join(reader, writer));
     let mut serving = Http::new(stream, &activity, is_http2);
@@ -181,6 +186,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http<S> {
             // hyper's timeout also limits the pause between requests; `Activity` has one that doesn't.
             let connection = http1::Builder::new()
                 .header_read_timeout(None)
+                .half_close(true)
                 .max_buf_size(MAX_HEADER_BYTES.into())
                 .writev(true)
                 .serve_connection(stream, requests);

@@ -19,6 +19,15 @@ use crate::dns::transport::client_quota::QuotaGuard;
 const STREAM_BYTES: usize = 2048;
 /// The number of unread bytes of a connection up to which answers need no quota.
 const FREE_UNREAD_BYTES: usize = 8192;
+/// How many bytes of HTTP/2 a client may send in addition to [`REQUEST_BYTES`] for each request.
+const MAX_EXTRA_BYTES: usize = 128 << 10;
+/// The size of a large request.
+const REQUEST_BYTES: usize = 4096;
+/// The size of the frames that one HTTP/2 connection may keep in memory: each of the 120 fields or so in its table of
+/// header fields (RFC 7541 section 2.3.2) can keep a frame of maximum size.
+const MAX_KEPT_BYTES: usize = 2 << 20;
+/// The step in which memory for frames is reserved; the first bytes need none.
+const KEPT_STEP: usize = 128 << 10;
 /// How long a connection that is about to end waits for further requests: the client may have sent them before it
 /// learns of the end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,6 +39,7 @@ pub(super) struct Activity {
     pub local: Option<IpAddr>,
     pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
+    pub is_http2: bool,
     state: Mutex<State>,
 }
 
@@ -38,6 +48,8 @@ struct State {
     /// The requests without an answer, and those of them that wait for an upstream or for their body.
     requests: usize,
     waiting: usize,
+    /// The requests that wait for an upstream: only they protect the connection from eviction.
+    asking: usize,
     /// The answers that the client hasn't read yet, and their bytes.
     unread: usize,
     unread_bytes: usize,
@@ -51,7 +63,13 @@ struct State {
     remaining_queries: u64,
     /// When the connection ends, if it is about to end and is idle.
     closes_at: Option<Instant>,
-    has_too_many_unread_bytes: bool,
+    /// The bytes of HTTP/2 received so far, and those of them that are more than the requests need.
+    received_bytes: usize,
+    extra_bytes: usize,
+    /// The share of the memory for frames.
+    kept: QuotaGuard,
+    /// Why the connection has to end at once.
+    failure: Option<&'static str>,
 }
 
 /// What a connection has to do.
@@ -80,6 +98,7 @@ enum Overdue {
 pub(super) struct OpenRequest {
     activity: Arc<Activity>,
     is_waiting: bool,
+    is_asking: bool,
 }
 
 /// An answer that the client hasn't read yet.
@@ -98,11 +117,14 @@ impl Activity {
         limits: ConnectionLimits,
         handler: Arc<Handler>,
         permit: ConnectionPermit,
+        is_http2: bool,
     ) -> Arc<Self> {
+        let kept = permit.limiter().frames(client);
         let state = State {
             permit,
             requests: 0,
             waiting: 0,
+            asking: 0,
             unread: 0,
             unread_bytes: 0,
             unread_since: None,
@@ -110,14 +132,31 @@ impl Activity {
             last_finished_at: Instant::now(),
             remaining_queries: limits.queries,
             closes_at: None,
-            has_too_many_unread_bytes: false,
+            received_bytes: 0,
+            extra_bytes: 0,
+            kept,
+            failure: None,
         };
-        Arc::new(Self { client, local, limits, handler, state: Mutex::new(state) })
+        Arc::new(Self { client, local, limits, handler, is_http2, state: Mutex::new(state) })
     }
 
-    /// Notes bytes of HTTP/1.1 from the client.
-    pub fn received(&self) {
-        self.state.lock().partial_since.get_or_insert_with(Instant::now);
+    /// Notes bytes from the client.
+    pub fn received(&self, length: usize) {
+        let mut state = self.state.lock();
+        if !self.is_http2 {
+            state.partial_since.get_or_insert_with(Instant::now);
+            return;
+        }
+        state.received_bytes = state.received_bytes.saturating_add(length);
+        state.extra_bytes += length;
+        if state.extra_bytes > MAX_EXTRA_BYTES {
+            state.failure = Some("too many bytes for its requests");
+        }
+        let kept = state.received_bytes.min(MAX_KEPT_BYTES);
+        if !state.kept.resize(kept - kept % KEPT_STEP) {
+            // A new connection begins with an empty table.
+            state.remaining_queries = 0;
+        }
     }
 
     /// Begins a request; `None` if the connection doesn't take any more.
@@ -128,8 +167,11 @@ impl Activity {
         }
         state.requests += 1;
         state.partial_since = None;
+        if state.remaining_queries > 0 {
+            state.extra_bytes = state.extra_bytes.saturating_sub(REQUEST_BYTES);
+        }
         state.remaining_queries = state.remaining_queries.saturating_sub(1);
-        Some(OpenRequest { activity: Arc::clone(self), is_waiting: false })
+        Some(OpenRequest { activity: Arc::clone(self), is_waiting: false, is_asking: false })
     }
 
     /// Counts an answer until the client has read it.
@@ -141,7 +183,7 @@ impl Activity {
         let size = bytes.len() + STREAM_BYTES;
         let mut held = state.permit.limiter().unread(self.client);
         if state.unread_bytes + size > FREE_UNREAD_BYTES && !held.resize(size) {
-            state.has_too_many_unread_bytes = true;
+            state.failure = Some("too many answers that aren't read");
             return Err(state.permit.limiter().too_many_unread_bytes());
         }
         state.unread += 1;
@@ -171,10 +213,14 @@ impl Activity {
     /// an earlier deadline also wake the connection.
     pub fn next_step(&self, is_stopped: bool) -> Step {
         let mut state = self.state.lock();
-        if state.has_too_many_unread_bytes {
-            return Step::Fail(io::Error::other("too many answers that aren't read"));
+        if let Some(failure) = state.failure {
+            return Step::Fail(io::Error::other(failure));
         }
         let now = Instant::now();
+        let most = state.closes_at.map(|closes_at| closes_at + self.limits.read + self.limits.write);
+        if most.is_some_and(|most| most <= now) {
+            return Step::Fail(io::ErrorKind::TimedOut.into());
+        }
         let deadline = state.deadline(&self.limits);
         let overdue = deadline.filter(|(deadline, _)| *deadline <= now).map(|(_, why)| why);
         match overdue {
@@ -187,7 +233,8 @@ impl Activity {
             state.closes_at = Some(now + CLOSE_TIMEOUT);
             return Step::Close;
         }
-        Step::Wait(deadline.map_or(now + self.limits.idle, |(deadline, _)| deadline))
+        let deadline = deadline.map(|(deadline, _)| deadline);
+        Step::Wait([deadline, most].into_iter().flatten().min().unwrap_or(now + self.limits.idle))
     }
 }
 
@@ -216,7 +263,19 @@ impl State {
 }
 
 impl OpenRequest {
-    /// Returns whether the request may wait for its body or for an upstream.
+    /// Returns whether the request may wait for an upstream.
+    pub fn may_ask(&mut self) -> bool {
+        if !self.may_wait() {
+            return false;
+        }
+        let mut state = self.activity.state.lock();
+        state.permit.set_busy();
+        state.asking += 1;
+        self.is_asking = true;
+        true
+    }
+
+    /// Returns whether the request may wait for its body.
     pub fn may_wait(&mut self) -> bool {
         if self.is_waiting {
             return true;
@@ -227,7 +286,6 @@ impl OpenRequest {
             state.permit.limiter().count_busy();
             return false;
         }
-        state.permit.set_busy();
         state.waiting += 1;
         self.is_waiting = true;
         true
@@ -240,10 +298,12 @@ impl Drop for OpenRequest {
         state.requests -= 1;
         state.waiting -= usize::from(self.is_waiting);
         state.finished();
-        match state.waiting {
-            0 => state.permit.set_idle(),
-            waiting => drop(state.permit.reserve(waiting - 1)),
+        state.asking -= usize::from(self.is_asking);
+        if state.asking == 0 {
+            state.permit.set_idle();
         }
+        let waiting = state.waiting.saturating_sub(1);
+        state.permit.reserve(waiting);
     }
 }
 

@@ -34,8 +34,10 @@ pub(super) async fn respond(
     request: Request<Incoming>,
 ) -> io::Result<Response<Full<Bytes>>> {
     let is_head = request.method() == Method::HEAD;
+    // The headers, and a body that isn't needed, take no memory while the query waits.
+    let source = query_source(request);
     let answered = match activity.begin() {
-        Some(mut open) => answer(&activity, &mut open, request).await?,
+        Some(mut open) => answer(&activity, &mut open, source).await?,
         None => Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "The connection is about to end.")),
     };
     let mut response = Response::new(Full::default());
@@ -52,6 +54,7 @@ pub(super) async fn respond(
         }
         Err(refusal) => {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
             if refusal.status == StatusCode::METHOD_NOT_ALLOWED {
                 headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
             }
@@ -59,8 +62,8 @@ pub(super) async fn respond(
         }
     };
     headers.insert(CONTENT_LENGTH, bytes.len().into());
-    // The rest of a body isn't read.
-    if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
+    // The rest of a body isn't read. By HTTP/2 only its stream ends.
+    if !activity.is_http2 && matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
         activity.use_up();
     }
     // HTTP/2 has no such header, and hyper leaves it out.
@@ -84,11 +87,11 @@ fn cache_control(answer: &[u8]) -> HeaderValue {
 async fn answer(
     activity: &Activity,
     open: &mut OpenRequest,
-    request: Request<Incoming>,
+    source: Result<QuerySource<Incoming>, Refusal>,
 ) -> io::Result<Result<Vec<u8>, Refusal>> {
-    let message = match query_source(&request) {
+    let message = match source {
         Ok(QuerySource::Parameter(message)) => Ok(message),
-        Ok(QuerySource::Body) => read_body(activity, open, request.into_body()).await?,
+        Ok(QuerySource::Body(body)) => read_body(activity, open, body).await?,
         Err(refusal) => Err(refusal),
     };
     Ok(match message {
@@ -149,7 +152,7 @@ async fn answer_query(
     // Regardless of tokio's budget for this task, as by TCP.
     let answer = match futures::poll!(unconstrained(&mut answering)) {
         Poll::Ready(answer) => answer,
-        Poll::Pending if open.may_wait() => answering.await,
+        Poll::Pending if open.may_ask() => answering.await,
         Poll::Pending => return failure.ok_or(BUSY),
     };
     let none = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The query gets no answer.");

@@ -1,8 +1,8 @@
 //! What an HTTP request asks for (RFC 8484 section 4.1), and the refusals of requests that aren't DNS queries.
 
 use data_encoding::BASE64URL_NOPAD;
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
+use hyper::{Method, Request, StatusCode, Version};
 
 /// The path, as in CoreDNS.
 const PATH: &str = "/dns-query";
@@ -13,11 +13,11 @@ pub(super) const MAX_QUERY_BYTES: usize = u16::MAX as usize;
 
 /// Where the query of a request is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum QuerySource {
+pub(super) enum QuerySource<B> {
     /// In the parameter `dns`.
     Parameter(Vec<u8>),
     /// In the body.
-    Body,
+    Body(B),
 }
 
 /// An HTTP error, with one sentence for the client.
@@ -38,31 +38,37 @@ impl Refusal {
 }
 
 /// Returns where the query of a request is.
-pub(super) fn query_source<B>(request: &Request<B>) -> Result<QuerySource, Refusal> {
+pub(super) fn query_source<B>(request: Request<B>) -> Result<QuerySource<B>, Refusal> {
+    // RFC 9112 section 3.2.
+    if request.version() == Version::HTTP_11 && request.headers().get_all(HOST).iter().count() != 1 {
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, "HTTP/1.1 needs one header Host."));
+    }
     if request.uri().path() != PATH {
         return Err(Refusal::new(StatusCode::NOT_FOUND, "The path for DNS queries is /dns-query."));
     }
     match *request.method() {
-        Method::GET | Method::HEAD => parameter(request.uri().query().unwrap_or_default()),
-        Method::POST => body(request.headers()),
+        Method::GET | Method::HEAD => {
+            parameter(request.uri().query().unwrap_or_default()).map(QuerySource::Parameter)
+        }
+        Method::POST => check_body(request.headers()).map(|()| QuerySource::Body(request.into_body())),
         _ => Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "DNS queries are made by GET or POST.")),
     }
 }
 
-fn parameter(query: &str) -> Result<QuerySource, Refusal> {
+fn parameter(query: &str) -> Result<Vec<u8>, Refusal> {
     let bad = |sentence| Err(Refusal::new(StatusCode::BAD_REQUEST, sentence));
     let mut values = query.split('&').filter_map(|pair| pair.strip_prefix("dns="));
     match (values.next(), values.next()) {
         (None, _) => bad("The parameter dns, with the query in base64url, is missing."),
         (Some(_), Some(_)) => bad("There is more than one parameter dns."),
         (Some(value), None) => match BASE64URL_NOPAD.decode(value.as_bytes()) {
-            Ok(message) => Ok(QuerySource::Parameter(message)),
+            Ok(message) => Ok(message),
             Err(_) => bad("The parameter dns isn't base64url without padding."),
         },
     }
 }
 
-fn body(headers: &HeaderMap) -> Result<QuerySource, Refusal> {
+fn check_body(headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
     let media_type = headers.get(CONTENT_TYPE).map(text).unwrap_or_default();
     let essence = media_type.split(';').next().unwrap_or_default().trim();
@@ -76,20 +82,20 @@ fn body(headers: &HeaderMap) -> Result<QuerySource, Refusal> {
     if length.is_some_and(|length| length > MAX_QUERY_BYTES as u64) {
         return Err(Refusal::too_large());
     }
-    Ok(QuerySource::Body)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn source(request: &str, headers: &[(&str, &str)]) -> Result<QuerySource, u16> {
+    fn source(request: &str, headers: &[(&str, &str)]) -> Result<QuerySource<()>, u16> {
         let (method, uri) = request.split_once(' ').unwrap();
-        let mut builder = Request::builder().method(method).uri(uri);
+        let mut builder = Request::builder().method(method).uri(uri).header(HOST, "x");
         for (name, value) in headers {
             builder = builder.header(*name, *value);
         }
-        query_source(&builder.body(()).unwrap()).map_err(|refusal| refusal.status.as_u16())
+        query_source(builder.body(()).unwrap()).map_err(|refusal| refusal.status.as_u16())
     }
 
     #[test]
@@ -117,10 +123,26 @@ mod tests {
     }
 
     #[test]
+    fn http_1_1_needs_one_header_host() {
+        for (version, hosts, expected) in [
+            (Version::HTTP_11, 0, Err(400)),
+            (Version::HTTP_11, 1, Ok(QuerySource::Parameter(vec![0]))),
+            (Version::HTTP_11, 2, Err(400)),
+            (Version::HTTP_10, 0, Ok(QuerySource::Parameter(vec![0]))),
+            (Version::HTTP_2, 0, Ok(QuerySource::Parameter(vec![0]))),
+        ] {
+            let builder = Request::builder().version(version).uri("/dns-query?dns=AA");
+            let builder = (0..hosts).fold(builder, |builder, _| builder.header(HOST, "x"));
+            let found = query_source(builder.body(()).unwrap()).map_err(|refusal| refusal.status.as_u16());
+            assert_eq!(found, expected, "{version:?} {hosts}");
+        }
+    }
+
+    #[test]
     fn body_needs_the_content_type_and_a_size_within_the_maximum() {
         for (media_type, length, expected) in [
-            (Some("application/dns-message"), "12", Ok(QuerySource::Body)),
-            (Some("Application/DNS-Message; charset=x"), "65535", Ok(QuerySource::Body)),
+            (Some("application/dns-message"), "12", Ok(QuerySource::Body(()))),
+            (Some("Application/DNS-Message; charset=x"), "65535", Ok(QuerySource::Body(()))),
             (Some("application/dns-message"), "65536", Err(413)),
             (Some("application/dns-message"), "100000000", Err(413)),
             (Some("application/dns-json"), "12", Err(415)),

@@ -141,6 +141,7 @@ async fn requests_by_http_1_get_their_status_and_a_sentence() {
         if status == "200 OK" {
             assert_eq!(body.is_empty(), method == "HEAD");
         } else {
+            assert!(head.contains("cache-control: no-store"), "{reply}");
             assert!(head.contains("text/plain") && body.ends_with(".\n"), "{reply}");
         }
     }
@@ -162,6 +163,7 @@ async fn idle_and_unfinished_requests_end_the_connection_in_time() {
     for (sent, seconds, status) in [
         (String::new(), IDLE, ""),
         ("G".to_owned(), IO_TIMEOUT, ""),
+        ("P".to_owned(), IO_TIMEOUT, ""),
         (head.to_owned(), IO_TIMEOUT, ""),
         (format!("{head}Content-Length: 30\r\n\r\nabc"), IO_TIMEOUT, "HTTP/1.1 408"),
         (whole, IDLE, "HTTP/1.1 200"),
@@ -241,6 +243,62 @@ async fn answer_under_way_is_sent_after_the_stop() {
     let (_, answer) = answering.await.unwrap();
     assert_eq!((answer.metadata.id, answer.metadata.response_code), (5, ResponseCode::NXDomain));
     let _ = serving.await.unwrap();
+}
+
+#[tokio::test]
+async fn request_in_the_kernel_at_the_stop_is_answered() {
+    let whole = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", get("web.default.lb.internal."));
+    for _ in 0..10 {
+        let served = connected();
+        served.stop.cancel();
+        // The server's task hasn't run yet.
+        let reply = exchange(served, whole.as_bytes()).await;
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    }
+}
+
+#[tokio::test]
+async fn client_that_sends_no_more_gets_its_answer() {
+    let upstream = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let Served { mut client, serving, .. } = served(upstream.local_addr().unwrap(), u64::MAX, 1 << 16);
+    let asked = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", get("a.example."));
+    client.write_all(asked.as_bytes()).await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut bytes = [0; 512];
+    let (length, from) = upstream.recv_from(&mut bytes).await.unwrap();
+    (bytes[2], bytes[3]) = (bytes[2] | 0x80, 0x83);
+    upstream.send_to(&bytes[..length], from).await.unwrap();
+    let mut reply = Vec::new();
+    client.read_to_end(&mut reply).await.unwrap();
+    assert!(reply.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&reply));
+    serving.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn refused_body_ends_only_its_stream_of_http_2() {
+    let mut sender = http2(connected().client).await;
+    let mut large = post("web.default.lb.internal.", 0);
+    *large.body_mut() = Full::new(vec![0; 70_000].into());
+    let response = sender.send_request(large).await.unwrap();
+    assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    for id in 1..=5 {
+        ask(&mut sender, "web.default.lb.internal.", id).await;
+    }
+}
+
+#[tokio::test]
+async fn body_of_a_waiting_get_delays_no_other_body() {
+    let upstream = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let mut sender = http2(served(upstream.local_addr().unwrap(), u64::MAX, 1 << 16).client).await;
+    let uri = format!("http://dns.example{}", get("a.example."));
+    let body = Full::new(vec![0; WINDOW_BYTES as usize].into());
+    let waiting = tokio::spawn({
+        let mut sender = sender.clone();
+        async move { sender.send_request(Request::get(uri).body(body).unwrap()).await }
+    });
+    upstream.recv_from(&mut [0; 512]).await.unwrap();
+    ask(&mut sender, "web.default.lb.internal.", 7).await;
+    assert!(!waiting.is_finished());
 }
 
 #[tokio::test]

@@ -19,8 +19,17 @@ fn limiter() -> (Arc<Handler>, Arc<ConnectionLimiter>, Arc<TransportMetrics>) {
 fn activity(
     (handler, limiter, _): &(Arc<Handler>, Arc<ConnectionLimiter>, Arc<TransportMetrics>),
 ) -> Arc<Activity> {
-    let permit = limiter.admit(CLIENT).unwrap().0;
-    Activity::new(CLIENT, None, ConnectionLimits::default(), Arc::clone(handler), permit)
+    admitted(handler, limiter, CLIENT, false)
+}
+
+fn admitted(
+    handler: &Arc<Handler>,
+    limiter: &Arc<ConnectionLimiter>,
+    client: SocketAddr,
+    is_http2: bool,
+) -> Arc<Activity> {
+    let permit = limiter.admit(client).unwrap().0;
+    Activity::new(client, None, ConnectionLimits::default(), Arc::clone(handler), permit, is_http2)
 }
 
 /// Returns in how many seconds the connection reaches its deadline, and why.
@@ -38,10 +47,10 @@ async fn deadline_depends_on_requests_and_unread_answers() {
     let activity = activity(&limiter());
     assert_eq!(deadline(&activity).await, Some((30, Overdue::Idle)));
     pass(10).await;
-    activity.received();
+    activity.received(1);
     assert_eq!(deadline(&activity).await, Some((5, Overdue::Late)));
     pass(2).await;
-    activity.received();
+    activity.received(1);
     assert_eq!(deadline(&activity).await, Some((3, Overdue::Late)));
     let open = activity.begin().unwrap();
     assert_eq!(deadline(&activity).await, None);
@@ -82,12 +91,97 @@ async fn unread_answers_take_quota_that_other_clients_share() {
 async fn requests_wait_within_the_quota_of_pending_queries() {
     let activity = activity(&limiter());
     let mut open: Vec<OpenRequest> = (0..3000).map(|_| activity.begin().unwrap()).collect();
-    let waiting = open.iter_mut().map(OpenRequest::may_wait).take_while(|may_wait| *may_wait).count();
+    let waiting = open.iter_mut().map(OpenRequest::may_ask).take_while(|may_wait| *may_wait).count();
     // The first one, and half of 4,096.
     assert_eq!(waiting, 2049);
     open.truncate(10);
-    assert!(activity.begin().unwrap().may_wait());
+    assert!(activity.begin().unwrap().may_ask());
     drop(open);
     let state = activity.state.lock();
     assert_eq!((state.requests, state.waiting), (0, 0));
+}
+
+#[tokio::test]
+async fn http_2_bytes_without_requests_end_the_connection() {
+    let (handler, limiter, _) = limiter();
+    let activity = admitted(&handler, &limiter, CLIENT, true);
+    for _ in 0..1000 {
+        activity.received(4000);
+        drop(activity.begin());
+    }
+    activity.received(MAX_EXTRA_BYTES);
+    assert!(matches!(activity.next_step(false), Step::Wait(_)));
+    activity.received(1);
+    assert!(matches!(activity.next_step(false), Step::Fail(_)));
+}
+
+#[tokio::test]
+async fn http_2_connection_closes_if_memory_for_frames_is_short() {
+    let (handler, limiter, _) = limiter();
+    let busy: Vec<Arc<Activity>> = (0..20).map(|_| admitted(&handler, &limiter, CLIENT, true)).collect();
+    let open = |activity: &Activity| matches!(activity.next_step(false), Step::Wait(_));
+    let ask = |activity: &Arc<Activity>, requests| {
+        for _ in 0..requests {
+            activity.received(REQUEST_BYTES);
+            drop(activity.begin());
+        }
+    };
+    busy.iter().for_each(|activity| ask(activity, 10_000));
+    // Half of the memory.
+    assert_eq!(busy.iter().filter(|activity| open(activity)).count(), 16);
+    let other = SocketAddr::new(Ipv4Addr::new(10, 0, 0, 1).into(), 5353);
+    let first = admitted(&handler, &limiter, other, true);
+    ask(&first, 10_000);
+    assert!(open(&first));
+    let short = admitted(&handler, &limiter, CLIENT, true);
+    ask(&short, KEPT_STEP / REQUEST_BYTES - 1);
+    assert!(open(&short));
+    ask(&short, 1);
+    assert!(matches!(short.next_step(false), Step::Close));
+    // No further request makes up for bytes.
+    ask(&short, 2 * MAX_EXTRA_BYTES / REQUEST_BYTES);
+    assert!(matches!(short.next_step(false), Step::Fail(_)));
+    drop(busy);
+    let next = admitted(&handler, &limiter, CLIENT, true);
+    ask(&next, 10_000);
+    assert!(open(&next));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_connection_ends_with_open_requests_too() {
+    let activity = activity(&limiter());
+    assert!(matches!(activity.next_step(true), Step::Close));
+    let mut open = activity.begin().unwrap();
+    assert!(open.may_ask());
+    let mut unread = activity.hold(vec![1]).unwrap();
+    let mut ended_after = None;
+    for second in 1..20 {
+        pass(1).await;
+        // The client always reads an answer, and asks again.
+        unread = activity.hold(unread.to_vec()).unwrap();
+        if !matches!(activity.next_step(true), Step::Wait(_)) {
+            ended_after = Some(second);
+            break;
+        }
+    }
+    // CLOSE_TIMEOUT, `read` and `write`.
+    assert_eq!(ended_after, Some(11));
+}
+
+#[tokio::test]
+async fn body_under_way_protects_no_connection_from_eviction() {
+    let (handler, _, metrics) = limiter();
+    let limiter = Arc::new(ConnectionLimiter::with(Arc::clone(&metrics), 4));
+    let of = |last| SocketAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), 5353);
+    let all: Vec<Arc<Activity>> = (1..=4).map(|last| admitted(&handler, &limiter, of(last), true)).collect();
+    let mut open: Vec<OpenRequest> = all.iter().map(|activity| activity.begin().unwrap()).collect();
+    assert!(open.iter_mut().all(OpenRequest::may_wait));
+    let fifth = limiter.admit(of(5));
+    assert!(fifth.is_some());
+    assert_eq!(metrics.tcp_evicted.get(), 1);
+    assert!(open[1..].iter_mut().all(OpenRequest::may_ask));
+    drop(fifth);
+    let mut sixth = limiter.admit(of(6)).unwrap().0;
+    sixth.set_busy();
+    assert!(limiter.admit(of(7)).is_none());
 }
