@@ -327,8 +327,10 @@ impl Session {
         let begin = Instant::now();
         match self.connection.handler.next_message(transfer)? {
             Some(bytes) => {
-                let reply = self.connection.permit.limiter().hold(self.connection.client, bytes)?;
-                self.output.push(&reply.bytes, reply.held);
+                if !bytes.is_empty() {
+                    let reply = self.connection.permit.limiter().hold(self.connection.client, bytes)?;
+                    self.output.push(&reply.bytes, reply.held);
+                }
                 let end = Instant::now();
                 self.next_message_at = end + MIN_TRANSFER_PAUSE.max((end - begin) * PAUSE_FACTOR);
             }
