@@ -75,10 +75,11 @@ use crate::dns::message::wire::writer::ReplyWriter;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::zone::transferred::is_newer;
+use crate::model::hostname::to_presentation;
 use outgoing::{Outgoing, TransferLog};
 use slots::{TransferSlot, TransferSlots};
 
-const NAME: &str = "transfer";
+pub(super) const NAME: &str = "transfer";
 const OPTIONS: [&str; 2] = ["to", "source"];
 const ADDRESSES: &str = "an address such as 192.0.2.2, 192.0.2.2:5300 or [2001:db8::2]:5300, or *";
 
@@ -118,6 +119,27 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let slots = Arc::clone(&setup.context.transfer_slots);
     setup.add_reusable(Transfer { lines, slots, log: Arc::default() });
     Ok(())
+}
+
+/// Warns of lines with a zone that no plugin of the block transfers. *auto* may find the zone later.
+pub(super) fn warn_of_missing_zones(setup: &mut Setup<'_>) {
+    let plugins = &setup.builder.plugins;
+    if plugins.iter().any(|plugin| plugin.name() == "auto") {
+        return;
+    }
+    let origins: Vec<Name> = plugins.iter().flat_map(|plugin| plugin.transferred_origins()).collect();
+    let is_missing = |zone: &&Name| !origins.iter().any(|origin| zone.zone_of(origin));
+    for line in setup.lines {
+        let Ok(zones) = setup.zones_or_own(line.arguments()) else { continue };
+        // Without arguments, one of the block's zones is enough.
+        let is_enough = line.arguments().is_empty() && !zones.all().iter().all(|zone| is_missing(&zone));
+        if let Some(zone) = zones.all().iter().find(is_missing).filter(|_| !is_enough) {
+            let zone = to_presentation(zone);
+            let warning =
+                format!("no plugin of this block transfers the zone {zone}: its transfers are refused");
+            setup.builder.warnings.push(line.error(warning));
+        }
+    }
 }
 
 fn parse(line: &Directive, zones: ZoneSet) -> Result<TransferLine, CorefileError> {

@@ -186,6 +186,29 @@ async fn transfer_is_one_state_of_the_zone() {
 }
 
 #[test]
+fn lines_for_zones_that_no_plugin_transfers_are_warned_of() {
+    let zone =
+        |zone: &str| format!("no plugin of this block transfers the zone {zone}: its transfers are refused");
+    for (lines, expected) in [
+        ("file /nonexistent/db example.org\ntransfer example.org {\nto *\n}", None),
+        ("file /nonexistent/db example.org\ntransfer {\nto *\n}", None),
+        (
+            "file /nonexistent/db example.org\ntransfer example.org b.example.org {\nto *\n}",
+            Some("b.example.org"),
+        ),
+        ("lb_linker lb.internal\ntransfer lb.internal {\nto *\n}", None),
+        ("auto example.org {\ndirectory /nonexistent\n}\ntransfer example.org {\nto *\n}", None),
+        ("whoami\ntransfer {\nto *\n}", Some(".")),
+    ] {
+        let warnings = TestServer::builder(lines).warnings;
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        let found = warnings.iter().find(|warning| warning.contains("transfers the zone"));
+        let ends = expected.is_none_or(|missing| found.is_some_and(|it| it.ends_with(&zone(missing))));
+        assert!(found.is_some() == expected.is_some() && ends, "{lines}: {warnings:?}");
+    }
+}
+
+#[test]
 fn invalid_lines_of_transfer_are_rejected_with_their_position() {
     for (lines, expected) in [
         ("transfer", format!("Corefile:2:1: transfer needs the option to, with {ADDRESSES}")),
