@@ -36,7 +36,7 @@ use tokio::sync::{broadcast, watch};
 use crate::model::link::{Link, LinkChange, Target};
 use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
-use change_time::unix_time;
+use change_time::ChangeClock;
 use fallback::Fallback;
 use index::Index;
 pub use index::Lookup;
@@ -106,6 +106,7 @@ pub struct Store {
     serial: Arc<AtomicU64>,
     /// See [`Self::last_change`].
     last_change: Arc<AtomicU64>,
+    change_clock: Arc<ChangeClock>,
     /// Whether the serial follows resourceVersions instead of the clock.
     has_versions: AtomicBool,
     on_gone: OnGone,
@@ -130,6 +131,7 @@ impl Store {
             unknown_namespaces: ArcSwapOption::default(),
             serial: Arc::default(),
             last_change: Arc::default(),
+            change_clock: Arc::default(),
             has_versions: AtomicBool::new(false),
             on_gone: policy,
             zones: watch::Sender::new(Arc::default()),
@@ -194,7 +196,7 @@ impl Store {
             self.advance_serial(None, true);
         }
         // What an earlier process has served may differ.
-        self.last_change.fetch_max(unix_time(), Ordering::Relaxed);
+        self.note_change();
         self.known.of(input).send_replace(true);
         // Reused answers from before the first list, and those from the fallback, are invalid from here on.
         self.index.slots.outdate_all();
@@ -223,7 +225,7 @@ impl Store {
             self.has_versions.store(true, Ordering::Relaxed);
         }
         if is_changed {
-            self.last_change.fetch_max(unix_time(), Ordering::Relaxed);
+            self.note_change();
         }
         let last = self.serial.load(Ordering::Relaxed);
         let least = match is_changed {
@@ -363,6 +365,7 @@ impl Store {
         }
         if let Some(fallback) = &fallback {
             let last_change = fallback.store.last_change.load(Ordering::Relaxed);
+            self.change_clock.continue_after(last_change);
             self.last_change.fetch_max(last_change, Ordering::Relaxed);
         }
         self.replace_fallback(fallback);

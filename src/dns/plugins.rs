@@ -176,15 +176,28 @@ pub fn build(
     let refused = |line: &Directive| refusal(line.name()).map(|why| line.error(why));
     let mut errors: Vec<CorefileError> = lines.iter().filter_map(refused).collect();
     let mut builder = BlockBuilder::default();
+    let of =
+        |name: &str| -> Vec<Directive> { lines.iter().filter(|line| line.name() == name).cloned().collect() };
     for (name, set_up) in ORDER {
-        let own: Vec<Directive> = lines.iter().filter(|line| line.name() == *name).cloned().collect();
+        let own = of(name);
         if let (Some(set_up), false) = (set_up, own.is_empty()) {
             errors.extend(
                 set_up(&mut Setup { lines: &own, block: lines, zones, builder: &mut builder, context }).err(),
             );
         }
     }
-    if errors.is_empty() { Ok(builder) } else { Err(errors) }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let own = of(transfer::NAME);
+    transfer::warn_of_missing_zones(&mut Setup {
+        lines: &own,
+        block: lines,
+        zones,
+        builder: &mut builder,
+        context,
+    });
+    Ok(builder)
 }
 
 /// Returns the names of all plugins that are here, sorted.

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tracing::warn;
+
 use super::contents::{hostname, records, zone};
 use super::format::{SavedLink, SavedTarget, Snapshot};
 use super::rules::has_all_classes;
@@ -17,6 +19,9 @@ use crate::store::change_time::unix_time;
 use crate::store::{OnGone, Store};
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::set_override;
+
+/// How far the time of the last change may be ahead of the clock, in seconds: the clock may have been set back since.
+const MAX_AHEAD: u64 = 7 * 24 * 3600;
 
 /// A store with the links of a snapshot.
 #[derive(Debug)]
@@ -98,10 +103,24 @@ pub fn restore(
             store.observe(&owner, &claims, &target, None);
         }
     }
-    // Not that of the restoring, unless the snapshot lacks it; a time in the future would never be shown.
-    let last_change = last_change.unwrap_or(u64::MAX).min(unix_time());
-    store.last_change().store(last_change, Ordering::Relaxed);
+    // Not that of the restoring, unless the snapshot lacks it.
+    store.last_change().store(continued(last_change), Ordering::Relaxed);
     Restored { store, answered, denied }
+}
+
+/// Returns the time of the last change with which the serials of zones go on.
+fn continued(last_change: Option<u64>) -> u64 {
+    let now = unix_time();
+    let last_change = last_change.unwrap_or(now);
+    if last_change <= now + MAX_AHEAD {
+        return last_change;
+    }
+    warn!(
+        "the serial in the snapshot, {last_change}, is more than a week ahead of the clock ({now}) and isn't \
+         continued: secondary servers that have a higher serial than the clock keep their zones until they are told to \
+         transfer them again"
+    );
+    now
 }
 
 fn apply(store: &Store, link: &SavedLink, target: Option<Target>, annotations: Annotations) {

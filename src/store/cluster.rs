@@ -41,6 +41,8 @@ use super::name_slots::{NameDependency, NameSlots};
 pub struct Cluster {
     spec: ClusterSpec,
     index: RwLock<Index>,
+    /// Each writer holds it, and a copy: a writer that waited for the lock of `index` would keep look-ups waiting.
+    writers: Mutex<()>,
     slots: Arc<NameSlots>,
     /// The Unix times of the last changes that zones show, in the order of [`View`].
     serials: [Arc<AtomicU64>; 4],
@@ -77,6 +79,7 @@ impl Cluster {
         Self {
             spec,
             index: RwLock::default(),
+            writers: Mutex::default(),
             slots: Arc::default(),
             serials: Default::default(),
             listed: Mutex::default(),
@@ -171,6 +174,7 @@ impl Cluster {
 
     /// Makes a change, which returns the zones that show one, and raises their serials.
     fn change(&self, change: impl FnOnce(&mut Index, &mut Touched<'_>) -> &'static [View]) {
+        let _writer = self.writers.lock();
         let mut index = self.index.write();
         let mut touched = Touched::new(&self.slots);
         let views = change(&mut index, &mut touched);
@@ -192,6 +196,7 @@ impl Cluster {
     /// Notes that answers from now on may differ from those before although no object has changed, as after a change of the
     /// configuration; before all is listed, that is noted when it is.
     pub fn note_other_answers(&self) {
+        let _writer = self.writers.lock();
         let _no_reader = self.index.write();
         if self.is_listed() {
             self.raise_serials(&View::ALL);
@@ -199,11 +204,12 @@ impl Cluster {
     }
 
     /// Returns a copy of the objects, but for Pods, which stays as they are now. It takes some milliseconds for 10,000
-    /// Services.
+    /// Services, in which writers wait, but no look-up does.
     #[must_use]
     pub fn copy(&self) -> Self {
         let copy = Self::new(self.spec.clone());
         copy.is_listed.store(self.is_listed(), Ordering::Relaxed);
+        let _no_writer = self.writers.lock();
         let index = self.index.read().copy();
         Self { index: RwLock::new(index), ..copy }
     }

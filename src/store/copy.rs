@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
-use super::change_time::unix_time;
+use super::change_time::ChangeSerial;
 use super::names::Names;
 use super::{Input, Known, Store};
 
@@ -36,6 +36,7 @@ impl Store {
             unknown_namespaces: ArcSwapOption::new(self.unknown_namespaces.load_full()),
             serial: Arc::new(AtomicU64::new(self.serial())),
             last_change: Arc::new(AtomicU64::new(self.last_change.load(Ordering::Relaxed))),
+            change_clock: Arc::clone(&self.change_clock),
             has_versions: AtomicBool::new(self.has_versions.load(Ordering::Relaxed)),
             on_gone: self.on_gone,
             zones: watch::Sender::new(self.zones()),
@@ -71,13 +72,22 @@ impl Store {
     pub fn note_other_answers(&self) {
         let _no_writer = self.names.lock();
         if self.is_known(Input::Services) {
-            self.last_change.fetch_max(unix_time(), Ordering::Relaxed);
+            self.note_change();
         }
+    }
+
+    pub(super) fn note_change(&self) {
+        self.last_change.fetch_max(self.change_clock.now(), Ordering::Relaxed);
     }
 
     /// Returns the Unix time of the last change of what names lead to, or of the time when the load balancers were known,
     /// if that was later.
     pub(crate) fn last_change(&self) -> &Arc<AtomicU64> {
         &self.last_change
+    }
+
+    /// Returns the serial of zones that are transferred.
+    pub(crate) fn change_serial(&self) -> ChangeSerial {
+        ChangeSerial::new(&self.last_change).by_clock(&self.change_clock)
     }
 }

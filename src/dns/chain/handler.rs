@@ -87,7 +87,7 @@ impl Handler {
         })
     }
 
-    /// Encodes the next message of a reply; `None` after the last one.
+    /// Encodes the next message of a reply; an empty one isn't sent. `None` after the last one.
     ///
     /// # Errors
     /// If it can't be encoded: the client has only a part of the reply.

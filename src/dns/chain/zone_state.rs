@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub use crate::dns::message::zone_record::ZoneRecord;
+pub use crate::dns::message::zone_record::{ZoneRecord, ZoneRecords};
 
 /// A zone that can be transferred.
 pub trait TransferredZone: Send + Sync {
@@ -24,7 +24,7 @@ pub trait TransferredZone: Send + Sync {
 pub struct ZoneState {
     pub soa: ZoneRecord,
     /// The other records, each once.
-    pub records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
+    pub records: ZoneRecords,
 }
 
 impl fmt::Debug for ZoneState {

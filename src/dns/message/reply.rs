@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::records::Records;
 use crate::dns::message::validity::{OutdatedFlag, RestsOn, Validity};
-use crate::dns::message::zone_record::ZoneRecord;
+use crate::dns::message::zone_record::{ZoneRecord, ZoneRecords};
 
 /// The maximum number of CNAME records to follow in an answer. Cloud providers use two or three; the limit bounds the
 /// work for a hostile upstream.
@@ -43,7 +43,7 @@ pub struct Reply {
 
 /// The records of a zone transfer. They are taken once.
 #[derive(Clone)]
-pub struct RecordStream(Arc<Mutex<Option<Box<dyn Iterator<Item = ZoneRecord> + Send>>>>);
+pub struct RecordStream(Arc<Mutex<Option<ZoneRecords>>>);
 
 // === impl Reply ===
 
@@ -83,13 +83,13 @@ impl Reply {
 
 impl RecordStream {
     #[must_use]
-    pub fn new(records: impl Iterator<Item = ZoneRecord> + Send + 'static) -> Self {
+    pub fn new(records: impl Iterator<Item = Option<ZoneRecord>> + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(records)))))
     }
 
     /// Returns the records; `None` if they were taken before.
     #[must_use]
-    pub fn take(&self) -> Option<Box<dyn Iterator<Item = ZoneRecord> + Send>> {
+    pub fn take(&self) -> Option<ZoneRecords> {
         self.0.lock().take()
     }
 }

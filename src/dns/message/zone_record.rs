@@ -16,6 +16,15 @@ pub struct ZoneRecord {
     pub data: Box<[u8]>,
 }
 
+/// Records that are made as they are read. `None` stands for a name without records, so that reading can be interrupted.
+pub type ZoneRecords = Box<dyn Iterator<Item = Option<ZoneRecord>> + Send>;
+
+/// Returns the records of a name as [`ZoneRecords`] have them.
+pub fn of_name(records: Vec<ZoneRecord>) -> impl Iterator<Item = Option<ZoneRecord>> {
+    let none = records.is_empty().then_some(None);
+    records.into_iter().map(Some).chain(none)
+}
+
 impl ZoneRecord {
     /// Returns the serial of an SOA record (RFC 1035 section 3.3.13): the first of the five numbers after its two names.
     #[must_use]

@@ -88,7 +88,6 @@ use crate::model::link::{IpFamily, Link};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
-use crate::store::change_time::ChangeSerial;
 use crate::store::sources::FirstNames;
 use crate::store::{Input, Store};
 use failed_targets::FailedTargetsGauge;
@@ -162,7 +161,7 @@ pub(super) fn add_link_zones(
     let mut zones =
         options.zones(|| (setup.context.own_addresses)(&setup.builder.bind), &setup.context.remotes)?;
     closest_first(&mut zones);
-    let serial = ChangeSerial::new(setup.context.store.last_change());
+    let serial = setup.context.store.change_serial();
     let transferred = zones.iter_mut().filter(|zone| setup.is_transferred(zone.origin()));
     if transferred.map(|zone| zone.set_serial(serial.clone())).count() > 0 {
         let store = Arc::clone(&setup.context.store);

@@ -13,8 +13,10 @@
 //! names that are no zone's origin, and zones of other plugins get REFUSED; a zone that can't be served at present gets
 //! SERVFAIL.
 //!
-//! At most 4 transfers are under way at once in the whole process, and 1 for each client: further ones wait up to 3
-//! seconds, and then get REFUSED. A transfer of more than 15 minutes is ended.
+//! At most 4 transfers are under way at once in the whole process, 2 of them to clients that only `*` admits, and 1 for
+//! each client, or for the /64 of an IPv6 client that only `*` admits: further ones wait up to 3 seconds, and then get
+//! REFUSED. A transfer of more than 15 minutes is ended. A zone with a record that fits no message of 64,511 bytes can't be
+//! transferred.
 //!
 //! When the serial of a zone has changed, and at the start, NOTIFY (RFC 1996) is sent to each address in `to`, at most
 //! once in 5 seconds for a zone, and up to 5 times until it is answered.
@@ -63,7 +65,7 @@ use hickory_proto::rr::{DNSClass, Name, RecordType};
 use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
-use crate::dns::chain::zone_state::ZoneRecord;
+use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::corefile::{CorefileError, Directive};
 use crate::dns::message::query::{is_transfer, whole_wire_name};
 use crate::dns::message::records::Records;
@@ -73,10 +75,11 @@ use crate::dns::message::wire::writer::ReplyWriter;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
 use crate::dns::zone::transferred::is_newer;
+use crate::model::hostname::to_presentation;
 use outgoing::{Outgoing, TransferLog};
-use slots::TransferSlots;
+use slots::{TransferSlot, TransferSlots};
 
-const NAME: &str = "transfer";
+pub(super) const NAME: &str = "transfer";
 const OPTIONS: [&str; 2] = ["to", "source"];
 const ADDRESSES: &str = "an address such as 192.0.2.2, 192.0.2.2:5300 or [2001:db8::2]:5300, or *";
 
@@ -116,6 +119,27 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let slots = Arc::clone(&setup.context.transfer_slots);
     setup.add_reusable(Transfer { lines, slots, log: Arc::default() });
     Ok(())
+}
+
+/// Warns of lines with a zone that no plugin of the block transfers. *auto* may find the zone later.
+pub(super) fn warn_of_missing_zones(setup: &mut Setup<'_>) {
+    let plugins = &setup.builder.plugins;
+    if plugins.iter().any(|plugin| plugin.name() == "auto") {
+        return;
+    }
+    let origins: Vec<Name> = plugins.iter().flat_map(|plugin| plugin.transferred_origins()).collect();
+    let is_missing = |zone: &&Name| !origins.iter().any(|origin| zone.zone_of(origin));
+    for line in setup.lines {
+        let Ok(zones) = setup.zones_or_own(line.arguments()) else { continue };
+        // Without arguments, one of the block's zones is enough.
+        let is_enough = line.arguments().is_empty() && !zones.all().iter().all(|zone| is_missing(&zone));
+        if let Some(zone) = zones.all().iter().find(is_missing).filter(|_| !is_enough) {
+            let zone = to_presentation(zone);
+            let warning =
+                format!("no plugin of this block transfers the zone {zone}: its transfers are refused");
+            setup.builder.warnings.push(line.error(warning));
+        }
+    }
 }
 
 fn parse(line: &Directive, zones: ZoneSet) -> Result<TransferLine, CorefileError> {
@@ -199,13 +223,11 @@ impl Transfer {
                 return reply(request, &soa);
             }
         }
-        let slot = self.slots.take(client).await.map_err(|why| {
+        let slot = self.slots.take(client, line.lists(client)).await.map_err(|why| {
             self.log.refused(origin, client, why);
             refused()
         })?;
-        // The state of a zone without a file has to be made.
-        let state = tokio::task::spawn_blocking(move || zone.state()).await;
-        let state = state.ok().flatten().ok_or_else(unserved)?;
+        let (state, slot) = state_of(zone, slot).await.ok_or_else(unserved)?;
         let mut reply = reply(request, &state.soa)?;
         let outgoing = Outgoing::new(state, origin, client, slot, Arc::clone(&self.log));
         reply.stream = Some(RecordStream::new(outgoing));
@@ -215,8 +237,20 @@ impl Transfer {
 
 impl TransferLine {
     fn allows(&self, client: IpAddr) -> bool {
-        self.is_for_all || self.to.iter().any(|address| address.ip() == client)
+        self.is_for_all || self.lists(client)
     }
+
+    fn lists(&self, client: IpAddr) -> bool {
+        self.to.iter().any(|address| address.ip() == client)
+    }
+}
+
+/// Returns the state of a zone, which has to be made if the zone has no file. The place is held until it is made, also if
+/// the client has gone meanwhile.
+async fn state_of(zone: Arc<dyn TransferredZone>, slot: TransferSlot) -> Option<(ZoneState, TransferSlot)> {
+    let made = tokio::task::spawn_blocking(move || (zone.state(), slot)).await;
+    let (state, slot) = made.ok()?;
+    Some((state?, slot))
 }
 
 /// Returns a reply with an SOA record.

@@ -13,13 +13,16 @@ use crate::dns::message::compress::{CompressingWriter, fixed};
 use crate::dns::message::header::HEADER;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::tsig::{self, Signer};
-use crate::dns::message::zone_record::ZoneRecord;
+use crate::dns::message::zone_record::{ZoneRecord, ZoneRecords};
 
 /// The maximum size of a message with several records, in bytes: compression pointers don't reach farther (RFC 1035 section
 /// 4.1.4).
 const MAX_MESSAGE: usize = 16 << 10;
 /// The maximum size of a message with one record, in bytes, without OPT. The rest has room for a signature (RFC 8945).
 const MAX_RECORD: usize = u16::MAX as usize - 1024;
+
+/// The maximum number of names without records that are looked at for a message: each takes as long as one with records.
+const MAX_WITHOUT_RECORDS: usize = 256;
 
 /// The messages of a reply, encoded one by one.
 pub struct MessageSequence {
@@ -28,7 +31,7 @@ pub struct MessageSequence {
     question: Vec<u8>,
     /// The OPT record of the first message; empty if the query has none.
     opt: Vec<u8>,
-    records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
+    records: ZoneRecords,
     /// The record that the message before had no room for.
     left: Option<ZoneRecord>,
     /// Signs each message, if the query is signed.
@@ -52,7 +55,7 @@ impl MessageSequence {
         reply: &Reply,
         question: &Query,
         edns: Option<&Edns>,
-        records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
+        records: ZoneRecords,
         signer: Option<Box<Signer>>,
     ) -> Result<Self, ProtoError> {
         let opt = edns.map(|edns| opt_record(edns, reply)).transpose()?.unwrap_or_default();
@@ -64,12 +67,20 @@ impl MessageSequence {
 impl Iterator for MessageSequence {
     type Item = Result<Vec<u8>, RecordTooLong>;
 
-    /// Returns the next message, with as many records as it has room for.
+    /// Returns the next message, with as many records as it has room for; an empty one, which isn't sent, while it finds
+    /// only names without records.
     fn next(&mut self) -> Option<Self::Item> {
         let mut writer = CompressingWriter::new(&self.question);
         writer.bytes.reserve(MAX_MESSAGE);
-        let mut count = 0;
-        while let Some(record) = self.left.take().or_else(|| self.records.next()) {
+        let (mut count, mut without_records) = (0, 0);
+        while let Some(record) = self.left.take().map(Some).or_else(|| self.records.next()) {
+            let Some(record) = record else {
+                without_records += 1;
+                if without_records == MAX_WITHOUT_RECORDS {
+                    break;
+                }
+                continue;
+            };
             let ZoneRecord { owner, rtype, ttl, data } = &record;
             let room = if count == 0 { MAX_RECORD } else { MAX_MESSAGE };
             if writer.record(owner, fixed(*rtype, DNSClass::IN.into(), *ttl), data, room).is_some() {
@@ -82,7 +93,7 @@ impl Iterator for MessageSequence {
             }
         }
         if count == 0 {
-            return None;
+            return (without_records == MAX_WITHOUT_RECORDS).then(|| Ok(Vec::new()));
         }
         let mut bytes = writer.bytes;
         let opt = std::mem::take(&mut self.opt);
@@ -110,10 +121,17 @@ mod tests {
     use crate::dns::message::query::whole_wire_name;
 
     fn sequence(records: Vec<ZoneRecord>, edns: Option<&Edns>) -> MessageSequence {
+        sequence_of(records.into_iter().map(Some), edns)
+    }
+
+    fn sequence_of(
+        records: impl Iterator<Item = Option<ZoneRecord>> + Send + 'static,
+        edns: Option<&Edns>,
+    ) -> MessageSequence {
         let name = Name::from_ascii("example.org.").unwrap();
         let reply = Reply::new(Metadata::new(7, MessageType::Response, OpCode::Query), "");
         let question = Query::query(name, RecordType::AXFR);
-        MessageSequence::new(&reply, &question, edns, Box::new(records.into_iter()), None).unwrap()
+        MessageSequence::new(&reply, &question, edns, Box::new(records), None).unwrap()
     }
 
     fn text(number: usize, length: usize) -> ZoneRecord {
@@ -142,6 +160,15 @@ mod tests {
         assert!(messages.len() < 25, "{}", messages.len());
         assert!(decoded.iter().all(|message| message.metadata.id == 7 && message.queries.len() == 1));
         assert!(decoded[0].edns.is_some() && decoded[1..].iter().all(|message| message.edns.is_none()));
+    }
+
+    #[test]
+    fn many_names_without_records_end_a_message() {
+        let names = std::iter::repeat_n(None, 3 * MAX_WITHOUT_RECORDS - 1);
+        let all = [Some(text(1, 256))].into_iter().chain(names).chain([Some(text(2, 256))]);
+        let messages: Vec<Vec<u8>> = sequence_of(all, None).map(Result::unwrap).collect();
+        let lengths: Vec<bool> = messages.iter().map(Vec::is_empty).collect();
+        assert_eq!(lengths, [false, true, false]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 
 use super::zone_map::{Lack, ServedZone};
 use crate::dns::message::query::whole_wire_name;
+use crate::dns::zone::transferred::is_newer;
 use crate::dns::zone::{FileVersion, Zone};
 
 #[derive(Debug)]
@@ -147,8 +148,17 @@ impl FileZone {
                 );
             }
             Update::Served { before, serial, records } => {
+                let is_older = before.is_some_and(|before| before != serial && !is_newer(serial, before));
                 let before = before.map_or("none".to_owned(), |before| before.to_string());
-                info!("zone {origin}: serial {before} → {serial}, {records} records from {path}");
+                let what =
+                    format!("zone {origin}: serial {before} → {serial}, {records} records from {path}");
+                if is_older {
+                    warn!(
+                        "{what}; secondary servers keep the zone before: the serial isn't newer (RFC 1982)"
+                    );
+                } else {
+                    info!("{what}");
+                }
             }
         }
     }

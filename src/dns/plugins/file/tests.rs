@@ -3,8 +3,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use hickory_proto::op::{Edns, ResponseCode};
-use hickory_proto::rr::RecordType;
+use hickory_proto::rr::{Name, RecordType};
 
+use super::served::ZoneRegistry;
+use crate::captured_log::CapturedLog;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::FileSources;
 use crate::dns::plugins::tests::support::TestServer;
@@ -324,4 +326,18 @@ fn errors_name_file_line_and_column() {
         "{error}"
     );
     assert!(Path::new(&db).exists());
+}
+
+#[test]
+fn serial_that_falls_is_logged_as_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("db");
+    let zone = ZoneRegistry::default().zone(file.clone(), Name::from_ascii("example.org.").unwrap());
+    for (serial, is_warning) in [(100, false), (200, false), (1000, false), (77, true)] {
+        fs::write(&file, format!("@ 60 SOA ns host {serial} 2 3 4 5\n;{}\n", "x".repeat(serial))).unwrap();
+        let (log, _guard) = CapturedLog::start(tracing::Level::INFO);
+        zone.refresh(true);
+        assert!(log.text().contains(&format!("→ {serial}, ")), "{}", log.text());
+        assert_eq!(log.text().contains("WARN"), is_warning, "{}", log.text());
+    }
 }

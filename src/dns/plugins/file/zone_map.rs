@@ -143,6 +143,6 @@ impl TransferredZone for ServedZone {
 
     fn state(&self) -> Option<ZoneState> {
         let zone = self.zone()?;
-        Some(ZoneState { soa: zone.soa()?, records: Box::new(zone.records_without_soa()) })
+        Some(ZoneState { soa: zone.soa()?, records: Box::new(zone.records_without_soa().map(Some)) })
     }
 }

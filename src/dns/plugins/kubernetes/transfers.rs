@@ -13,6 +13,7 @@ use super::external_zones::ExternalZones;
 use super::reply::ZoneReply;
 use super::zone_reply;
 use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use crate::dns::message::zone_record::of_name;
 use crate::dns::plugins::ttl_limits::TtlLimits;
 use crate::store::change_time::ChangeSerial;
 use crate::store::cluster::Cluster;
@@ -69,8 +70,8 @@ impl TransferredZone for TransferredClusterZone {
             Some(b'_') => &TYPES_OF_PORT,
             _ => &TYPES,
         };
-        let below = below.flat_map(move |name| at.records(&name, types(&name), |_| false));
-        Some(ZoneState { soa, records: Box::new(of_zone.into_iter().chain(below)) })
+        let below = below.flat_map(move |name| of_name(at.records(&name, types(&name), |_| false)));
+        Some(ZoneState { soa, records: Box::new(of_zone.into_iter().map(Some).chain(below)) })
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hickory_proto::rr::{Name, RecordType};
@@ -62,6 +63,9 @@ struct Notifier {
     told: HashMap<Name, Told>,
     /// The messages that aren't answered yet, by zone and secondary server.
     running: HashMap<(Name, SocketAddr), AbortHandle>,
+    /// How often each secondary server was told of each zone since it has answered. A change replaces a message before it
+    /// was sent `TRIES` times.
+    unanswered: HashMap<(Name, SocketAddr), Arc<AtomicU32>>,
     /// Dropping it ends them.
     tasks: JoinSet<()>,
     shared: Arc<Shared>,
@@ -91,6 +95,7 @@ impl Notifier {
         self.running.retain(|_, task| !task.is_finished());
         let origins = origins(server, &self.lines);
         self.told.retain(|origin, _| origins.contains(origin));
+        self.unanswered.retain(|(origin, _), _| origins.contains(origin));
         for origin in origins {
             self.look_at(server, origin);
         }
@@ -112,7 +117,8 @@ impl Notifier {
         for to in &line.to {
             let source = line.source.filter(|source| source.is_ipv4() == to.is_ipv4());
             let key = self.keys.as_ref().and_then(|keys| keys.for_zone(&origin));
-            let secondary = Secondary { origin: origin.clone(), to: *to, source, key };
+            let unanswered = Arc::clone(self.unanswered.entry((origin.clone(), *to)).or_default());
+            let secondary = Secondary { origin: origin.clone(), to: *to, source, key, unanswered };
             let task = self.tasks.spawn(secondary.notify(message.clone(), Arc::clone(&self.shared)));
             if let Some(before) = self.running.insert((origin.clone(), *to), task) {
                 before.abort();
@@ -151,20 +157,29 @@ struct Secondary {
     to: SocketAddr,
     source: Option<IpAddr>,
     key: Option<Arc<Key>>,
+    /// The number of messages since the last answer.
+    unanswered: Arc<AtomicU32>,
 }
 
 impl Secondary {
     /// Sends the message until it is answered.
     async fn notify(self, mut message: Vec<u8>, shared: Arc<Shared>) {
         let mut problem = io::Error::from(ErrorKind::TimedOut);
+        // A change replaced the messages before.
+        self.warn_of_silence(&shared, "");
         for wait in (0..TRIES).map(|number| RETRY * 2_u32.pow(number)) {
             let next = {
                 let Ok(_socket) = shared.sockets.acquire().await else { return };
                 message[..2].copy_from_slice(&rand::random::<u16>().to_be_bytes());
                 let next = Instant::now() + wait;
+                self.unanswered.fetch_add(1, Ordering::Relaxed);
                 match timeout(ANSWER_TIMEOUT, self.exchange(&message)).await {
-                    Ok(Ok(0)) => return debug!("NOTIFY of {} to {}: answered", self.origin, self.to),
+                    Ok(Ok(0)) => {
+                        self.unanswered.store(0, Ordering::Relaxed);
+                        return debug!("NOTIFY of {} to {}: answered", self.origin, self.to);
+                    }
                     Ok(Ok(rcode)) => {
+                        self.unanswered.store(0, Ordering::Relaxed);
                         let rcode = rcode_text(u16::from(rcode).into());
                         return self.warn(&shared, &format!("answers NOTIFY with {rcode}"));
                     }
@@ -175,7 +190,15 @@ impl Secondary {
             };
             sleep_until(next).await;
         }
-        self.warn(&shared, &format!("doesn't answer NOTIFY: {problem}"));
+        self.warn_of_silence(&shared, &format!(": {problem}"));
+    }
+
+    /// Warns if the secondary server hasn't answered `TRIES` messages, and begins to count again.
+    fn warn_of_silence(&self, shared: &Shared, problem: &str) {
+        if self.unanswered.load(Ordering::Relaxed) >= TRIES {
+            self.unanswered.store(0, Ordering::Relaxed);
+            self.warn(shared, &format!("doesn't answer NOTIFY{problem}"));
+        }
     }
 
     /// Sends the message, and returns the rcode of the answer.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::slots::TransferSlot;
-use crate::dns::chain::zone_state::{ZoneRecord, ZoneState};
+use crate::dns::chain::zone_state::{ZoneRecord, ZoneRecords, ZoneState};
 use crate::dns::message::presentation::lower_name_text;
 use crate::model::line_limit::LineLimit;
 
@@ -62,7 +62,7 @@ impl fmt::Display for More {
 /// The records of a transfer: the SOA record, all others, and the SOA record again (RFC 5936 section 2.2).
 pub(super) struct Outgoing {
     soa: ZoneRecord,
-    records: Box<dyn Iterator<Item = ZoneRecord> + Send>,
+    records: ZoneRecords,
     stage: Stage,
     taken: usize,
     /// The zone, its serial and the client, for the log.
@@ -94,21 +94,21 @@ impl Outgoing {
 }
 
 impl Iterator for Outgoing {
-    type Item = ZoneRecord;
+    type Item = Option<ZoneRecord>;
 
-    fn next(&mut self) -> Option<ZoneRecord> {
+    fn next(&mut self) -> Option<Self::Item> {
         let record = match self.stage {
             Stage::Begin => {
                 self.stage = Stage::Records;
-                self.soa.clone()
+                Some(self.soa.clone())
             }
             Stage::Records => self.records.next().unwrap_or_else(|| {
                 self.stage = Stage::End;
-                self.soa.clone()
+                Some(self.soa.clone())
             }),
             Stage::End => return None,
         };
-        self.taken += 1;
+        self.taken += usize::from(record.is_some());
         Some(record)
     }
 }

@@ -28,7 +28,7 @@ async fn ask(server: &TestServer, question: &str, serial: Option<u32>) -> (Strin
     }
     request.soa_serial = serial;
     let reply = Server::serve(&mut request).await.unwrap();
-    let records = reply.stream.as_ref().and_then(RecordStream::take).map(Iterator::count);
+    let records = reply.stream.as_ref().and_then(RecordStream::take).map(|records| records.flatten().count());
     (show(&reply), records)
 }
 
@@ -98,21 +98,75 @@ async fn zone_without_a_file_gets_servfail() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn clients_that_only_the_asterisk_admits_have_two_places() {
+    let (_directory, server) = server("transfer {\nto * 10.0.0.1 2001:db8::a 2001:db8::b\n}");
+    let mut transfers = Vec::new();
+    for (client, is_served) in [
+        ("2001:db8:1::1", true),
+        ("2001:db8:1::2", false),
+        ("10.0.0.2", true),
+        ("10.0.0.3", false),
+        ("2001:db8:2::1", false),
+        ("2001:db8::a", true),
+        ("2001:db8::b", true),
+        ("10.0.0.1", false),
+    ] {
+        let reply = server.clone().from(client).reply("example.org. AXFR").await.unwrap();
+        assert_eq!(reply.metadata.response_code == ResponseCode::NoError, is_served, "{client}");
+        transfers.push(reply);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_client_has_one_transfer_and_the_process_four() {
-    let (_directory, server) = server("transfer {\nto *\n}");
-    let transfer = async |last: u8| {
-        let server = server.clone().from(&format!("10.0.0.{last}"));
+    let (_directory, server) = server("transfer {\nto 10.0.0.1 10.0.0.2 10.0.0.3 10.0.0.4 10.0.0.5\n}");
+    let transfer = async |client: &str| {
+        let server = server.clone().from(client);
         let reply = server.reply("example.org. AXFR").await.unwrap();
         (reply.metadata.response_code == ResponseCode::NoError).then_some(reply)
     };
     let mut transfers = Vec::new();
     for (client, is_served) in [(1, true), (1, false), (2, true), (3, true), (4, true), (5, false)] {
-        let reply = transfer(client).await;
+        let reply = transfer(&format!("10.0.0.{client}")).await;
         assert_eq!(reply.is_some(), is_served, "{client}");
         transfers.extend(reply);
     }
-    let (waiting, ()) = tokio::join!(transfer(5), async { drop(transfers.pop()) });
+    let (waiting, ()) = tokio::join!(transfer("10.0.0.5"), async { drop(transfers.pop()) });
     assert!(waiting.is_some());
+}
+
+/// A zone whose state is made when the test says so.
+struct SlowZone {
+    begun: Arc<tokio::sync::Notify>,
+    go_on: parking_lot::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl TransferredZone for SlowZone {
+    fn serial(&self) -> Option<u32> {
+        None
+    }
+
+    fn state(&self) -> Option<ZoneState> {
+        self.begun.notify_one();
+        self.go_on.lock().recv().ok();
+        None
+    }
+}
+
+#[tokio::test]
+async fn place_is_held_until_the_state_is_made_without_the_client() {
+    let (slots, begun) = (Arc::<TransferSlots>::default(), Arc::<tokio::sync::Notify>::default());
+    let client = IpAddr::from([10, 0, 0, 1]);
+    let slot = slots.take(client, true).await.unwrap();
+    let (end, go_on) = std::sync::mpsc::channel();
+    let zone = Arc::new(SlowZone { begun: Arc::clone(&begun), go_on: go_on.into() });
+    let making = tokio::spawn(state_of(zone, slot));
+    begun.notified().await;
+    making.abort();
+    assert!(making.await.unwrap_err().is_cancelled());
+    assert_eq!(slots.held(), 1);
+    drop(end);
+    slots.take(client, true).await.unwrap();
 }
 
 #[tokio::test]
@@ -120,7 +174,7 @@ async fn transfer_is_one_state_of_the_zone() {
     let (directory, server) = server("transfer {\nto *\n}");
     let reply = server.reply("example.org. AXFR").await.unwrap();
     let mut records = reply.stream.unwrap().take().unwrap();
-    let first = records.next();
+    let first = records.next().flatten();
     let file = directory.path().join("db");
     fs::write(&file, "$TTL 60\n@ SOA ns host 8 1 2 3 4\n@ NS ns\n").unwrap();
     let registry = &server.shared.zones;
@@ -129,6 +183,29 @@ async fn transfer_is_one_state_of_the_zone() {
     assert_eq!(ask(&server.clone().from("10.0.0.2"), "example.org. AXFR", None).await.1, Some(3));
     assert_eq!(records.by_ref().count(), 4);
     assert_eq!(first.unwrap().serial(), Some(7));
+}
+
+#[test]
+fn lines_for_zones_that_no_plugin_transfers_are_warned_of() {
+    let zone =
+        |zone: &str| format!("no plugin of this block transfers the zone {zone}: its transfers are refused");
+    for (lines, expected) in [
+        ("file /nonexistent/db example.org\ntransfer example.org {\nto *\n}", None),
+        ("file /nonexistent/db example.org\ntransfer {\nto *\n}", None),
+        (
+            "file /nonexistent/db example.org\ntransfer example.org b.example.org {\nto *\n}",
+            Some("b.example.org"),
+        ),
+        ("lb_linker lb.internal\ntransfer lb.internal {\nto *\n}", None),
+        ("auto example.org {\ndirectory /nonexistent\n}\ntransfer example.org {\nto *\n}", None),
+        ("whoami\ntransfer {\nto *\n}", Some(".")),
+    ] {
+        let warnings = TestServer::builder(lines).warnings;
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        let found = warnings.iter().find(|warning| warning.contains("transfers the zone"));
+        let ends = expected.is_none_or(|missing| found.is_some_and(|it| it.ends_with(&zone(missing))));
+        assert!(found.is_some() == expected.is_some() && ends, "{lines}: {warnings:?}");
+    }
 }
 
 #[test]

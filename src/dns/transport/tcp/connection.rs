@@ -36,9 +36,11 @@ const MAX_PIPELINED: usize = 128;
 pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for hours.
 const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
-/// The pause after each message of a zone transfer: otherwise a few transfers would take all cores from the threads that
-/// answer by UDP.
-const TRANSFER_PAUSE: Duration = Duration::from_millis(1);
+/// The minimum pause after each message of a zone transfer.
+const MIN_TRANSFER_PAUSE: Duration = Duration::from_millis(1);
+/// How many times as long as the encoding of a message the pause after it is: otherwise a few transfers would take all
+/// cores from the threads that answer by UDP.
+const PAUSE_FACTOR: u32 = 3;
 /// How long a connection is read after the stop, if the client has sent that much.
 const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
 
@@ -322,11 +324,15 @@ impl Session {
             return Ok(());
         }
         let Some((transfer, _)) = self.transfers.front_mut() else { return Ok(()) };
+        let begin = Instant::now();
         match self.connection.handler.next_message(transfer)? {
             Some(bytes) => {
-                let reply = self.connection.permit.limiter().hold(self.connection.client, bytes)?;
-                self.output.push(&reply.bytes, reply.held);
-                self.next_message_at = Instant::now() + TRANSFER_PAUSE;
+                if !bytes.is_empty() {
+                    let reply = self.connection.permit.limiter().hold(self.connection.client, bytes)?;
+                    self.output.push(&reply.bytes, reply.held);
+                }
+                let end = Instant::now();
+                self.next_message_at = end + MIN_TRANSFER_PAUSE.max((end - begin) * PAUSE_FACTOR);
             }
             None => {
                 self.transfers.pop_front();

@@ -7,6 +7,7 @@ use hickory_proto::rr::{Name, RecordType};
 
 use super::{Hop, Zone, ZoneKind};
 use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use crate::dns::message::zone_record::of_name;
 use crate::model::owner::Source;
 use crate::model::target_policy::TargetPolicy;
 use crate::store::change_time::ChangeSerial;
@@ -45,7 +46,7 @@ impl TransferredZone for TransferredLinkZone {
         let at = Self { zone, store: Arc::new(self.store.copy()), ..self.clone() };
         let soa = at.soa()?;
         let names = at.zone.names(&at.store).into_iter();
-        Some(ZoneState { soa, records: Box::new(names.flat_map(move |name| at.records_at(&name))) })
+        Some(ZoneState { soa, records: Box::new(names.flat_map(move |name| of_name(at.records_at(&name)))) })
     }
 }
 

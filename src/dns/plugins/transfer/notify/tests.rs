@@ -5,6 +5,7 @@ use hickory_proto::op::{Message, MessageType, OpCode};
 use hickory_proto::rr::RData;
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::dns::message::tsig::{Algorithm, check_request};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::tests::support::TestServer;
@@ -48,6 +49,29 @@ async fn notify_is_repeated_five_times_without_an_answer() {
     assert!(socket.try_recv(&mut [0; 512]).is_err());
 }
 
+#[tokio::test(start_paused = true)]
+async fn silence_is_logged_though_changes_replace_the_messages() {
+    let (log, _guard) = CapturedLog::start(tracing::Level::WARN);
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("db");
+    // The size tells versions of one moment apart.
+    let write = |serial: u32| {
+        let padding = ";".repeat(serial.try_into().unwrap());
+        fs::write(&file, format!("$TTL 60\n@ SOA ns host {serial} 1 2 3 4\n@ NS ns\n{padding}\n")).unwrap();
+    };
+    write(7);
+    let to = socket.local_addr().unwrap();
+    let lines = format!("file {} example.org {{\nreload 0s\n}}\ntransfer {{\nto {to}\n}}", file.display());
+    let (server, _stop, _tasks) = TestServer::running(&lines);
+    for serial in 8..8 + 2 * TRIES {
+        received(&socket).await;
+        write(serial);
+        server.shared.zones.zone(file.clone(), Name::from_ascii("example.org.").unwrap()).refresh(true);
+    }
+    assert_eq!(log.text().matches("doesn't answer NOTIFY").count(), 1, "{}", log.text());
+}
+
 #[tokio::test]
 async fn answered_notify_is_not_repeated() {
     for is_signed in [false, true] {
@@ -59,7 +83,8 @@ async fn answered_notify_is_not_repeated() {
         keys.insert(Key::new(&origin, Algorithm::Sha256, b"a secret of some length").unwrap());
         let key = keys.for_zone(&origin).filter(|_| is_signed);
         let message = message(&origin, None);
-        let telling = tokio::spawn(Secondary { origin, to, source: None, key }.notify(message, shared));
+        let secondary = Secondary { origin, to, source: None, key, unanswered: Arc::default() };
+        let telling = tokio::spawn(secondary.notify(message, shared));
         let mut bytes = [0; 512];
         let (length, from) = socket.recv_from(&mut bytes).await.unwrap();
         let request = &bytes[..length];

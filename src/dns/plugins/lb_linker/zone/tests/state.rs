@@ -15,7 +15,7 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::plugins::lb_linker::zone::state::TransferredLinkZone;
 use crate::dns::zone::Zone as Secondary;
 use crate::model::owner::{Claims, Owner};
-use crate::store::change_time::ChangeSerial;
+use crate::store::change_time::unix_time;
 
 const TYPES: [RecordType; 9] = [
     RecordType::CNAME,
@@ -36,14 +36,14 @@ fn settle(store: &Store) {
 
 /// Returns a zone that is transferred.
 fn transferred(mut zone: Zone, store: &Arc<Store>) -> TransferredLinkZone {
-    zone.set_serial(ChangeSerial::new(store.last_change()));
+    zone.set_serial(store.change_serial());
     let (all, store) = ([zone.clone()].into(), Arc::clone(store));
     TransferredLinkZone { zone, all, store, policy: Arc::default() }
 }
 
 fn records(zone: &TransferredLinkZone) -> Vec<ZoneRecord> {
     let state = zone.state().expect("the zone is served");
-    let records: Vec<ZoneRecord> = std::iter::once(state.soa).chain(state.records).collect();
+    let records: Vec<ZoneRecord> = std::iter::once(state.soa).chain(state.records.flatten()).collect();
     let distinct: BTreeSet<String> = records.iter().map(|record| format!("{record:?}")).collect();
     assert_eq!(records.len(), distinct.len(), "each record is there once");
     records
@@ -256,7 +256,7 @@ fn state_stays_as_it_is_while_the_zone_changes() {
     store.supersede(&first, &at("2001:db8::2"));
     store.apply(link("a", "web", &["a.example."], &[]));
     store.apply(link("a", "new", &["a.example."], &[]));
-    let number = 1 + state.records.count();
+    let number = 1 + state.records.flatten().count();
     assert_eq!(number, expected.len());
     assert_ne!(shown(&zone), expected);
 }
@@ -359,6 +359,20 @@ fn snapshot_is_transferred_with_its_serial_until_the_first_list() {
     store.set_known(Input::Services);
     assert!(zone.serial() > Some(1_700_000_000));
     assert_eq!(shown(&zone).len(), 4);
+}
+
+#[test]
+fn serial_of_a_snapshot_ahead_of_the_clock_goes_on() {
+    let (store, snapshot) = waiting(links());
+    let ahead = unix_time() + 1000;
+    snapshot.store.last_change().store(ahead, Ordering::Relaxed);
+    store.set_fallback(None);
+    assert!(store.set_fallback(Some(snapshot)));
+    let store = Arc::new(store);
+    let zone = transferred(zone(), &store);
+    assert_eq!(zone.serial().map(u64::from), Some(ahead));
+    store.set_known(Input::Services);
+    assert!(store.last_change().load(Ordering::Relaxed) > ahead);
 }
 
 #[test]
