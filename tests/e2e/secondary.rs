@@ -156,7 +156,7 @@ async fn secondary_without_a_zone_says_that_it_isnt_there_yet() {
     let answer = ask_udp(linker.dns, &query("www.example.org. A")).await;
     assert_eq!((show(&answer), ede(&answer)), ("Server Failure rd |  |  | ".to_owned(), Some(14)));
     let (_, page) = linker.get_ready();
-    assert!(page.contains("zones without a transfer: example.org."), "{page}");
+    assert!(page.contains("zones of secondary that can't be served: example.org."), "{page}");
     // It is tried again every 10 s at least, also without NOTIFY.
     pair.restart_primary().await;
     answers(linker.dns, "www.example.org. A", "192.0.2.1").await;

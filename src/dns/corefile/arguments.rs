@@ -34,6 +34,12 @@ pub(crate) fn zones_or_all(words: &[Token]) -> Result<ZoneSet, CorefileError> {
     if words.is_empty() { Ok(ZoneSet::new([Name::root()])) } else { zones(words) }
 }
 
+/// Returns a clause with all options of a plugin, for an error.
+pub(crate) fn option_list(known: &[&str]) -> String {
+    let are = if known.len() == 1 { "option is" } else { "options are" };
+    format!("its {are} {}", known.join(", "))
+}
+
 /// Returns a hint for an unknown plugin or option: the closest of the known names, if one is close.
 pub(crate) fn suggestion(name: &str, known: &[&str]) -> Option<String> {
     // Wrong, missing, extra and transposed letters.
@@ -156,7 +162,7 @@ impl Directive {
     #[must_use]
     pub fn unknown_of(&self, plugin: &str, known: &[&str], more: &str) -> CorefileError {
         let hint = suggestion(self.name(), known);
-        let hint = hint.unwrap_or_else(|| format!("it has {}{more}", known.join(", ")));
+        let hint = hint.unwrap_or_else(|| format!("{}{more}", option_list(known)));
         self.error(format!("{plugin} has no option {:?}; {hint}", self.name()))
     }
 

@@ -46,6 +46,8 @@ impl Ede {
     /// The client may not ask for names outside the zones (RFC 8914 section 4.19).
     pub const PROHIBITED: Self =
         Self { code: 18, text: "names outside the zones aren't resolved for this client" };
+    /// *tsig* demands a signature (RFC 8914 section 4.19).
+    pub const UNSIGNED: Self = Self { code: 18, text: "the request has to be signed with a key (TSIG)" };
     /// A zone of *secondary* hasn't been transferred yet (RFC 8914 section 4.15).
     pub const NOT_TRANSFERRED: Self = Self { code: 14, text: "the zone hasn't been transferred yet" };
     /// A zone of *secondary* has expired (RFC 8914 section 4.25).

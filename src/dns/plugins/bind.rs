@@ -81,7 +81,10 @@ mod tests {
                 "bind nothing0",
                 "Corefile:2:6: \"nothing0\" isn't an address, and there is no interface of that name",
             ),
-            ("bind 127.0.0.1 {\nbut 127.0.0.1\n}", "Corefile:3:1: bind has no option \"but\"; it has except"),
+            (
+                "bind 127.0.0.1 {\nbut 127.0.0.1\n}",
+                "Corefile:3:1: bind has no option \"but\"; its option is except",
+            ),
             ("bind 127.0.0.1 {\nexcept 127.0.0.1\n}", "Corefile:2:1: bind leaves no address to listen on"),
         ] {
             assert_eq!(TestServer::error(lines), expected);

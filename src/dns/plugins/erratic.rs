@@ -163,7 +163,7 @@ mod tests {
             ("erratic x", "2:9: erratic takes no arguments, and here is \"x\""),
             (
                 "erratic {\nflip\n}",
-                "3:1: erratic has no option \"flip\"; it has drop, truncate, delay, large",
+                "3:1: erratic has no option \"flip\"; its options are drop, truncate, delay, large",
             ),
             ("erratic {\ndrop -1\n}", "3:6: \"-1\" isn't a number from 0 to 2147483647"),
             ("erratic {\ndelay 1 5\n}", "3:9: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),

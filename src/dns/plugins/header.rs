@@ -165,7 +165,10 @@ mod tests {
                 "header {\nset ra aa\n}",
                 "3:1: \"set\" needs query or response before it, as since CoreDNS 1.12.4: response set ra aa",
             ),
-            ("header {\nanswer set ra\n}", "3:1: header has no option \"answer\"; it has query, response"),
+            (
+                "header {\nanswer set ra\n}",
+                "3:1: header has no option \"answer\"; its options are query, response",
+            ),
             ("header {\nquery\n}", "3:1: query needs set or clear"),
             ("header {\nquery unset ra\n}", "3:7: \"unset\" isn't set or clear"),
             ("header {\nresponse set\n}", "3:10: set needs aa, ra or rd"),

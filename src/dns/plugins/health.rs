@@ -45,7 +45,7 @@ mod tests {
             ),
             ("health {\nlameduck\n}", "Corefile:3:1: lameduck needs a duration such as 5s"),
             ("health {\nlameduck 5\n}", "Corefile:3:10: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
-            ("health {\nlame 5s\n}", "Corefile:3:1: health has no option \"lame\"; it has lameduck"),
+            ("health {\nlame 5s\n}", "Corefile:3:1: health has no option \"lame\"; its option is lameduck"),
         ] {
             assert_eq!(TestServer::error(lines), expected);
         }

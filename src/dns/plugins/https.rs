@@ -6,13 +6,23 @@
 //!
 //! A block with an address that begins with `https://` answers DNS over HTTPS (RFC 8484) at the path `/dns-query`, by
 //! default on port 443: GET with the parameter `dns`, and POST, by HTTP/2 and HTTP/1.1. The certificate is that of
-//! [*tls*](#tls). Without *tls* the block answers plain HTTP, for a proxy in front of it. It needs no line *https*,
-//! which has no effect in other blocks.
+//! [*tls*](#tls). Without *tls* the block answers plain HTTP, for a proxy in front of it. The line *https* is
+//! optional. In other blocks it has no effect.
 //!
 //! `Cache-Control` has the smallest TTL of an answer, or that of the SOA record of a negative one; errors have
-//! `no-store`. A request that isn't a DNS query gets 400, 404 for another path, 405 for another method, 413 for a query
-//! of more than 65,535 bytes, 415 for another content type, and 503 if too many queries wait, with a sentence that says
-//! what is wrong; 431 for more than 16 KiB of headers.
+//! `no-store`, and a sentence that says what is wrong, except 431:
+//!
+//! | status | reason |
+//! |---|---|
+//! | 400 | the request isn't a DNS query |
+//! | 404 | another path |
+//! | 405 | another method |
+//! | 408 | the body doesn't arrive in time |
+//! | 413 | a query of more than 65,535 bytes |
+//! | 415 | another content type |
+//! | 431 | more than 16 KiB of headers |
+//! | 500 | the query gets no answer |
+//! | 503 | too many queries wait, or the connection is about to end |
 //!
 //! The client's address is that of the connection, so behind a proxy that of the proxy: `X-Forwarded-For` and similar
 //! headers are ignored, because any client can set them. *timeouts* applies as by TCP; `read` also limits the time for
@@ -53,7 +63,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         option.no_block()?;
         match option.name() {
             "max_connections" if connections.is_some() => {
-                return Err(option.error("max_connections is there already"));
+                return Err(option.error("max_connections can be there only once in https"));
             }
             "max_connections" => {
                 let max: usize = option.single_argument(CONNECTIONS)?.parse(CONNECTIONS)?;
@@ -92,11 +102,11 @@ mod tests {
             ("https {\nmax_connections many\n}", format!("3:17: \"many\" isn't {what}")),
             (
                 "https {\nmax_connections 1\nmax_connections 2\n}",
-                "4:1: max_connections is there already".to_owned(),
+                "4:1: max_connections can be there only once in https".to_owned(),
             ),
             (
                 "https {\nmax_streams 1\n}",
-                "3:1: https has no option \"max_streams\"; it has max_connections".to_owned(),
+                "3:1: https has no option \"max_streams\"; its option is max_connections".to_owned(),
             ),
             (
                 "https\nhttps",

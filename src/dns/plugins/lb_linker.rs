@@ -19,7 +19,7 @@
 //! but the targets' records under their own names. All blocks answer from the same links. A custom hostname may be in a
 //! zone of any block.
 //!
-//! [*transfer*](#transfer) may name the zones, reverse zones too: see [secondary servers](concepts.md#secondary-servers).
+//! [*transfer*](#transfer) may name the zones, reverse zones too: see [zone transfers](transfers.md).
 //!
 //! # Syntax
 //!

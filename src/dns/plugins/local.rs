@@ -220,7 +220,10 @@ mod tests {
     fn invalid_lines_are_rejected_with_their_position() {
         for (lines, expected) in [
             ("local x", "Corefile:2:7: local takes no arguments, and here is \"x\""),
-            ("local {\nprefix\n}", "Corefile:3:1: local has no option \"prefix\"; it has localhost_prefix"),
+            (
+                "local {\nprefix\n}",
+                "Corefile:3:1: local has no option \"prefix\"; its option is localhost_prefix",
+            ),
             ("local {\nlocalhost_prefix\n}", "Corefile:3:1: localhost_prefix needs on or off"),
             ("local {\nlocalhost_prefix ON\n}", "Corefile:3:18: \"ON\" isn't on or off"),
             (

@@ -95,7 +95,7 @@ mod tests {
             ("multisocket {\n}", "2:1: multisocket takes no braces"),
             ("pprof 6053", "2:7: \"6053\" isn't an address and port such as localhost:6053"),
             ("pprof ::1:6053", "2:7: \"::1:6053\" isn't an address and port such as localhost:6053"),
-            ("pprof {\nheap\n}", "3:1: pprof has no option \"heap\"; it has block"),
+            ("pprof {\nheap\n}", "3:1: pprof has no option \"heap\"; its option is block"),
             ("pprof {\nblock x\n}", "3:7: \"x\" isn't a whole number"),
             ("pprof\npprof", "3:1: pprof can be there only once in a block, and it is on line 2 already"),
             ("shed 5", "2:6: shed takes no arguments, and here is \"5\""),

@@ -165,7 +165,7 @@ mod tests {
             ),
             (
                 "prometheus {\nssl a\n}",
-                "Corefile:3:1: prometheus has no option \"ssl\"; it has runtime_metrics, tls",
+                "Corefile:3:1: prometheus has no option \"ssl\"; its options are runtime_metrics, tls",
             ),
         ] {
             assert_eq!(TestServer::error(lines), expected);

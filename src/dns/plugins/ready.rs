@@ -50,7 +50,7 @@ mod tests {
                 "Corefile:2:7: \"8181\" isn't an address and port such as :9153, localhost:9153 or 127.0.0.1:9153",
             ),
             ("ready {\nmonitor once\n}", "Corefile:3:9: \"once\" isn't until-ready or continuously"),
-            ("ready {\nwhen x\n}", "Corefile:3:1: ready has no option \"when\"; it has monitor"),
+            ("ready {\nwhen x\n}", "Corefile:3:1: ready has no option \"when\"; its option is monitor"),
         ] {
             assert_eq!(TestServer::error(lines), expected);
         }

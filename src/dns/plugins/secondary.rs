@@ -4,31 +4,36 @@
 //!
 //! # Description
 //!
-//! A zone is transferred (AXFR, RFC 5936, by TCP) when lb-linker starts. Then its serial is looked at as its SOA record
-//! says: after `refresh`, or after `retry` if no server has answered as it should, both from 2 s to a week, and 10% more
-//! or less. A newer one causes a transfer. NOTIFY (RFC 1996) from the address of a primary server causes the look at
-//! once, but at most once a second; other senders get REFUSED, and NOTIFY for another zone NOTAUTH. Each change is a line
-//! of the log, and so is each new reason of a failure.
+//! A zone is transferred (AXFR, RFC 5936, by TCP) when lb-linker starts. Then lb-linker asks for its SOA record, every
+//! `refresh` seconds, or every `retry` seconds after a failure: each 2 s to a week, 10% more or less. A newer serial
+//! causes a transfer. NOTIFY (RFC 1996) from the address of a primary server causes this question at once, but once a
+//! second at most; other senders get REFUSED, also with a key, and NOTIFY for another zone gets NOTAUTH. Each change is
+//! a line of the log, and so is each new reason of a failure (3 lines a minute for each zone).
 //!
 //! Until the first transfer the zone gets SERVFAIL, with the extended error 14 (Not Ready), and it is tried again after
-//! 250 ms, then ever less often up to every 10 s. When no server has confirmed the zone for `expire` (24 weeks at most) it
-//! gets SERVFAIL with the extended error 24 (Invalid Data). `/ready` doesn't wait for zones; a note names those that
-//! aren't there. Zones answer like those of *file*, and *transfer* sends them to other servers.
+//! 250 ms, then ever less often up to every 10 s. When no server has confirmed the zone for `expire` (at least
+//! `refresh` and `retry` together, at most 24 weeks) it gets SERVFAIL with the extended error 24 (Invalid Data).
+//! `/ready` doesn't wait for zones; a note names those that can't be served. Zones answer like those of *file*, and
+//! *transfer* sends them to other servers.
 //!
-//! A transfer that isn't accepted is an error in the log, and the zone before stays: what *file* rejects is rejected
-//! here, too, such as a record outside the zone, NSEC3 records, or more than 1000000 records or 256 MiB in a zone; so is a
-//! transfer that ends early, whose last SOA record isn't the first one, that takes more than 10 minutes, or a message
-//! that takes more than 20 s. At most 4 zones are transferred at the same time.
+//! A transfer that isn't accepted is a warning in the log, and the zone before stays: what *file* rejects is rejected
+//! here, too, such as a record outside the zone, NSEC3 records, or more than 1,000,000 records or 256 MiB in a zone; so
+//! is a transfer that ends early, whose last SOA record isn't the first one, that takes more than 10 minutes, or a
+//! message that takes more than 20 s. After such a transfer the next try is after 2 s, then ever later, up to 10
+//! minutes; NOTIFY doesn't shorten this. At most 4 zones are transferred at the same time.
 //!
-//! With *tsig* in the block, questions are signed with the key that it has for the zone, and the answers have to be signed
-//! with it, too.
+//! With *tsig* in the block, questions are signed with the key that it has for the zone, and the answers have to be
+//! signed with it, too. [Zone transfers](transfers.md) has a complete example with BIND. *secondary* doesn't use IXFR
+//! (each transfer has the whole zone) or TLS, and NOTIFY by HTTPS isn't taken.
 //!
 //! With `--snapshot PATH`, each zone is kept in a file of the directory `PATH.zones`, too: a start without the primary
-//! servers answers from it, until the zone expires, counted from the last time that a server confirmed it. A file has the
-//! size of the transfer, and twice that is needed while it is written: for large zones raise the `sizeLimit` of the volume
-//! in `deploy/`, because a Pod that exceeds it is evicted. Files of zones that aren't configured any more stay there.
+//! servers answers from it, until the zone expires, counted from the last time that a server confirmed it. A file has
+//! the size of the transfer, and twice that is needed while it is written: for large zones raise the `sizeLimit` of the
+//! volume in `deploy/`, because a Pod that exceeds it is evicted. Files of zones that aren't configured any more stay
+//! there.
 //!
-//! Differences from CoreDNS: CoreDNS keeps no zones on disk, gives no answer to NOTIFY of other senders, and has `catalog`.
+//! Differences from CoreDNS: CoreDNS keeps no zones on disk, gives no answer to NOTIFY of other senders, and has
+//! `catalog`.
 //!
 //! # Syntax
 //!
@@ -36,8 +41,8 @@
 //!
 //! - `transfer from ADDRESS [ADDRESS...]`, needed, and allowed several times: the primary servers, IP addresses with or
 //!   without a port. They are asked in this order, but the sender of NOTIFY first, until one has the zone.
-//! - `fallthrough [ZONES...]`, for all lines: names that don't exist go to the next plugin; with zones, only names in
-//!   these zones.
+//! - `fallthrough [ZONES...]`: names that don't exist go to the next plugin; with zones, only names in these zones. It
+//!   applies to all lines of the block, and the last one counts.
 //!
 //! # Examples
 //!
@@ -107,7 +112,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             let secondaries = setup.context.secondaries.clone();
             let (zone, problem) = secondaries.zone(origin.clone(), primaries.as_slice().into());
             if plugin.zones.insert(Arc::clone(zone.served())).is_some() {
-                return Err(line.error(format!("the zone {origin} is there already")));
+                return Err(setup.repeated_zone(line, origin));
             }
             setup.builder.warnings.extend(problem.map(|problem| line.error(problem)));
             plugin.followed.push(Arc::clone(&zone));
@@ -199,7 +204,8 @@ impl Plugin for Secondary {
         let named: Vec<String> = lacking.iter().take(MAX_NAMED).map(|origin| name_text(origin)).collect();
         let more = lacking.len().saturating_sub(MAX_NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        (!named.is_empty()).then(|| format!("zones without a transfer: {}{more}", named.join(", ")))
+        (!named.is_empty())
+            .then(|| format!("zones of secondary that can't be served: {}{more}", named.join(", ")))
     }
 }
 

@@ -285,6 +285,16 @@ impl Setup<'_> {
         }
     }
 
+    /// Returns the error for a zone of `line` that another line of the plugin has already.
+    #[must_use]
+    pub fn repeated_zone(&self, line: &Directive, zone: &Name) -> CorefileError {
+        let has = |words: &Directive| {
+            self.zones_or_own(words.arguments()).is_ok_and(|zones| zones.all().contains(zone))
+        };
+        let first = self.lines.iter().find(|words| has(words)).unwrap_or(line).position().line;
+        line.error(format!("the zone {zone} is on line {first} already: name it once"))
+    }
+
     /// Parses zones; without words, returns the zones of the block.
     ///
     /// # Errors

@@ -110,7 +110,7 @@ mod tests {
             ("timeouts {\nmaxtcpqueries -2\n}", "3:15: \"-2\" isn't a number of queries, or -1 for any"),
             (
                 "timeouts {\nlinger 5s\n}",
-                "3:1: timeouts has no option \"linger\"; it has read, write, idle, maxtcpqueries",
+                "3:1: timeouts has no option \"linger\"; its options are read, write, idle, maxtcpqueries",
             ),
             (
                 "timeouts {\nread 5s\n}\ntimeouts {\nread 5s\n}",

@@ -176,7 +176,10 @@ mod tests {
                 "3:1: CoreDNS's option \"acme\" of tls isn't supported here; supported are client_auth"
                     .to_owned(),
             ),
-            ("tls a b {\nciphers x\n}", "3:1: tls has no option \"ciphers\"; it has client_auth".to_owned()),
+            (
+                "tls a b {\nciphers x\n}",
+                "3:1: tls has no option \"ciphers\"; its option is client_auth".to_owned(),
+            ),
             (
                 "tls a b\ntls a b",
                 "3:1: tls can be there only once in a block, and it is on line 2 already".to_owned(),

@@ -4,14 +4,15 @@
 //!
 //! # Description
 //!
-//! Zones of *file*, *auto*, *secondary*, *lb_linker*, *k8s_gateway*, *kubernetes* and *k8s_external* can be transferred, to
-//! clients that a line of the plugin lists. Without a line for it, no zone is.
+//! Zones of *file*, *auto*, *secondary*, *lb_linker*, *k8s_gateway*, *kubernetes* and *k8s_external* can be
+//! transferred, to clients that a line of the plugin lists. Without a line for it, no zone is transferred. [Zone
+//! transfers](transfers.md) has complete examples with BIND.
 //!
 //! By TCP and TLS, AXFR (RFC 5936) gets the whole zone. IXFR (RFC 1995) gets the SOA record alone if the client has the
-//! present serial or a newer one, and otherwise the whole zone. By UDP and HTTPS, IXFR gets the SOA record alone, so that the client
-//! comes again by TCP. A transfer is one state of the zone, though the zone changes meanwhile. Other clients, AXFR by UDP or HTTPS,
-//! names that are no zone's origin, and zones of other plugins get REFUSED; a zone that can't be served at present gets
-//! SERVFAIL.
+//! present serial or a newer one, and otherwise the whole zone. By UDP and HTTPS, IXFR gets the SOA record alone, so
+//! that the client comes again by TCP. A transfer is one state of the zone, though the zone changes meanwhile. Other
+//! clients, AXFR by UDP or HTTPS, names that are no zone's origin, and zones of other plugins get REFUSED, and the log
+//! has the reason; a zone that can't be served at present gets SERVFAIL.
 //!
 //! At most 4 transfers are under way at once in the whole process, 2 of them to clients that only `*` admits, and 1 for
 //! each client, or for the /64 of an IPv6 client that only `*` admits: further ones wait up to 3 seconds, and then get
@@ -19,14 +20,18 @@
 //! transferred.
 //!
 //! When the serial of a zone has changed, and at the start, NOTIFY (RFC 1996) is sent to each address in `to`, at most
-//! once in 5 seconds for a zone, and up to 5 times until it is answered.
+//! once in 5 seconds for a zone, and up to 5 times until an answer comes, with any rcode. After five times without an
+//! answer, in 155 seconds, the log has a warning. NOTIFY is signed with the key that [*tsig*](#tsig) has for the zone.
 //!
-//! *acl* limits the clients further, with `type AXFR IXFR`. Transfers and NOTIFY pass no plugins but *prometheus*,
-//! *errors*, *log* and *acl*; the size that these count and log is that of an answer with the SOA record.
+//! A client needs an address in `to`, and also a key if *tsig* has `require AXFR IXFR`: *tsig* without `require`
+//! restricts no transfer. *acl* limits the clients further, with `type AXFR IXFR`. A transfer or NOTIFY passes only
+//! *prometheus*, *errors*, *log*, *tsig* and *acl*; the size that these count and log is that of an answer with the SOA
+//! record. *clients* doesn't limit transfers, but it limits the SOA query that BIND sends first, except for zones of
+//! *lb_linker*.
 //!
-//! Differences from CoreDNS: an IXFR by UDP is answered; CoreDNS refuses it. An IXFR with a serial newer than the zone's
-//! gets no transfer. NOTIFY has the SOA record. A second line for one zone is an error; CoreDNS ignores it. CoreDNS passes
-//! transfers of other names to the next plugin, which answers them like queries.
+//! Differences from CoreDNS: an IXFR by UDP is answered; CoreDNS refuses it. An IXFR with a serial newer than the
+//! zone's gets no transfer. NOTIFY has the SOA record. A second line for one zone is an error; CoreDNS ignores it.
+//! CoreDNS passes transfers of other names to the next plugin, which answers them like queries.
 //!
 //! # Syntax
 //!
@@ -34,9 +39,10 @@
 //! Options:
 //!
 //! - `to ADDRESS...`: the clients, each an address, or an address and the port that NOTIFY is sent to, 53 by default:
-//!   `192.0.2.2`, `192.0.2.2:5300`, `2001:db8::2` or `[2001:db8::2]:5300`. `*` stands for all clients, and is sent no NOTIFY.
-//!   At least one is needed.
-//! - `source ADDRESS`: the local address that NOTIFY is sent from, to secondary servers of the same address family.
+//!   `192.0.2.2`, `192.0.2.2:5300`, `2001:db8::2` or `[2001:db8::2]:5300`. `*` stands for all clients, and is sent no
+//!   NOTIFY: `to * 192.0.2.2` lets all clients in and notifies one. At least one is needed.
+//! - `source ADDRESS`: the local address that NOTIFY is sent from, to secondary servers of the same address family. It
+//!   is an address of the machine or Pod, not of a Kubernetes Service.
 //!
 //! # Examples
 //!
@@ -82,6 +88,7 @@ use slots::{TransferSlot, TransferSlots};
 pub(super) const NAME: &str = "transfer";
 const OPTIONS: [&str; 2] = ["to", "source"];
 const ADDRESSES: &str = "an address such as 192.0.2.2, 192.0.2.2:5300 or [2001:db8::2]:5300, or *";
+const SOURCE: &str = "a local address without a port, such as 192.0.2.1";
 
 #[derive(Debug)]
 struct Transfer {
@@ -107,7 +114,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let new = parse(line, setup.zones_or_own(line.arguments())?)?;
         let has = |zone: &&Name| lines.iter().any(|known| known.zones.all().contains(zone));
         if let Some(zone) = new.zones.all().iter().find(has) {
-            return Err(line.error(format!("the zone {zone} has a line of transfer already")));
+            return Err(setup.repeated_zone(line, zone));
         }
         lines.push(new);
     }
@@ -159,14 +166,14 @@ fn parse(line: &Directive, zones: ZoneSet) -> Result<TransferLine, CorefileError
                 return Err(option.error("source can be there only once in a line of transfer"));
             }
             "source" => {
-                let word = option.single_argument("a local address such as 192.0.2.1")?;
-                parsed.source = Some(word.parse("an IP address")?);
+                let word = option.single_argument(SOURCE)?;
+                parsed.source = Some(word.parse(SOURCE)?);
             }
             _ => return Err(option.unknown(NAME, &OPTIONS)),
         }
     }
     if !parsed.is_for_all && parsed.to.is_empty() {
-        return Err(line.error(format!("transfer needs the option to, with {ADDRESSES}")));
+        return Err(line.error(format!("transfer needs `to` with {ADDRESSES}")));
     }
     Ok(parsed)
 }
@@ -198,22 +205,26 @@ impl Plugin for Transfer {
 impl Transfer {
     async fn answer(&self, request: &Request) -> PluginResult {
         let (origin, client) = (request.query.name(), request.client.ip());
-        let refused = || PluginError::new(ResponseCode::Refused, "");
+        let refused = |why: &str| {
+            self.log.refused(origin, client, why);
+            PluginError::new(ResponseCode::Refused, "")
+        };
         if request.query.query_class() != DNSClass::IN {
-            return Err(refused());
+            return Err(refused("its class isn't IN"));
         }
-        let line = line_of(&self.lines, origin).ok_or_else(refused)?;
+        let line =
+            line_of(&self.lines, origin).ok_or_else(|| refused("no line of transfer has this zone"))?;
         if !line.allows(client) {
-            self.log.refused(origin, client, "it isn't in the option to");
-            return Err(refused());
+            return Err(refused("`to` doesn't list the client"));
         }
-        let zone = request.server.transferred_zone(origin).ok_or_else(refused)?;
+        let zone = request.server.transferred_zone(origin);
+        let zone = zone.ok_or_else(|| refused("it isn't the origin of a zone that can be transferred"))?;
         // An answer by HTTPS is one message, too.
         let has_one_message = matches!(request.protocol, Protocol::Udp | Protocol::Https);
         let held = match (request.query.query_type(), request.soa_serial) {
             (RecordType::IXFR, None) => return Err(PluginError::new(ResponseCode::FormErr, "")),
             (RecordType::IXFR, held) => held,
-            _ if has_one_message => return Err(refused()),
+            _ if has_one_message => return Err(refused("AXFR is answered only by TCP and TLS")),
             _ => None,
         };
         let unserved = || PluginError::servfail(format!("the zone {origin} can't be served at present"));
@@ -223,10 +234,7 @@ impl Transfer {
                 return reply(request, &soa);
             }
         }
-        let slot = self.slots.take(client, line.lists(client)).await.map_err(|why| {
-            self.log.refused(origin, client, why);
-            refused()
-        })?;
+        let slot = self.slots.take(client, line.lists(client)).await.map_err(refused)?;
         let (state, slot) = state_of(zone, slot).await.ok_or_else(unserved)?;
         let mut reply = reply(request, &state.soa)?;
         let outgoing = Outgoing::new(state, origin, client, slot, Arc::clone(&self.log));

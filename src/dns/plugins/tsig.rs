@@ -5,24 +5,26 @@
 //! # Description
 //!
 //! A request for a name in the plugin's zones whose signature is right goes to the next plugin, and its answer is
-//! signed with the same key and algorithm, whichever plugin of those below answers. A wrong signature gets NOTAUTH
-//! and in the answer's TSIG record BADSIG, for an unknown key or algorithm BADKEY, at a time that is more than 300 s
-//! off BADTIME, and for a shortened signature BADTRUNC; a record that is malformed or isn't the last one gets
-//! FORMERR. At most once a minute a log line reports such requests. Unsigned requests are answered as without the
-//! plugin, unless `require` or `require_opcode` demands a signature: then they get REFUSED with the extended error
-//! 18, Prohibited. A CNAME of another block or the target of a link doesn't lead an unsigned request to a name for
-//! which this block demands a signature.
+//! signed with the same key and algorithm. Plugins before *tsig* in the fixed order, such as *local*, *any* and
+//! *chaos*, answer unsigned, also with `require all`. A wrong signature gets NOTAUTH and in the answer's TSIG record
+//! BADSIG, for an unknown key or algorithm BADKEY, for a time that is off by more than the fudge of the request (300 s
+//! in BIND and dig) BADTIME, and for a shortened signature BADTRUNC; a record that is malformed or isn't the last one
+//! gets FORMERR, and so does a signature shorter than RFC 8945 allows. At most once a minute a log line reports such
+//! requests. Unsigned requests are answered as without the plugin, unless `require` or `require_opcode` demands a
+//! signature: then they get REFUSED with the extended error 18, Prohibited. A CNAME of another block or the target of a
+//! link doesn't lead an unsigned request to a name for which this block demands a signature.
 //!
 //! The algorithms are `hmac-sha1`, for which the log has a warning, `hmac-sha224`, `hmac-sha256`, `hmac-sha384` and
 //! `hmac-sha512`. A request may be signed with any of them, whichever the key's own algorithm is. `hmac-md5` isn't
 //! supported.
 //!
-//! lb-linker's own requests for a zone are signed with a key of the zone's block: with several keys, with the one
-//! whose name has the most labels in common with the zone's name, counted from the right or from the left, and of
-//! such keys the first. For the zone `example.org.` that is a key `example.org.key.` or `primary.example.org.` rather
-//! than `other.`.
+//! lb-linker's own requests for a zone are signed with a key of the zone's block: with several keys, with the one whose
+//! name has the most labels in common with the zone's name, counted from the right or from the left, and of such keys
+//! the first. For the zone `example.org.` that is a key `example.org.key.` or `primary.example.org.` rather than
+//! `other.`. So NOTIFY to all secondary servers of a zone, and questions to all its primary servers, are signed with
+//! the same key, which each of them must have.
 //!
-//! Answers for signed requests aren't kept in wire form, but *cache* serves them. No secret is logged.
+//! Signed requests are answered from *cache*, but more slowly than unsigned ones. No secret is logged.
 //!
 //! Differences from CoreDNS: keys belong to their block; in CoreDNS they belong to all blocks of the listener. A
 //! secret that isn't in Base64, `hmac-md5` in a file, and a second line `require` or `require_opcode` are errors. The
@@ -33,11 +35,12 @@
 //!
 //! Syntax: `tsig [ZONES...]`, and in braces:
 //!
-//! - `secret NAME KEY`: a key, with its secret in Base64. The option may be repeated. The key's own algorithm is
-//!   `hmac-sha256`.
+//! - `secret NAME KEY`: a key, with its secret in Base64. The option may be repeated. The key's own algorithm, with
+//!   which lb-linker signs its requests, is `hmac-sha256`: for another one use `secrets`.
 //! - `secrets FILE`: a file with keys in the syntax of BIND's `named.conf`, as `tsig-keygen` writes them. It may be
-//!   repeated. A file is read again when the Corefile is reloaded. A block has 1000 keys at most.
-//! - `require QTYPE...|all|none`: the types whose queries have to be signed; by default none.
+//!   repeated. [*reload*](#reload) notices a change of the file. A block has 1000 keys at most.
+//! - `require QTYPE...|all|none`: the types whose queries have to be signed; by default none. NOTIFY has the type SOA:
+//!   `require SOA` and `require all` also demand signed NOTIFY.
 //! - `require_opcode OPCODE...|all|none`: the opcodes whose requests have to be signed, of `QUERY`, `IQUERY`,
 //!   `STATUS`, `NOTIFY` and `UPDATE`; by default none. lb-linker answers only `QUERY` and `NOTIFY`.
 //!
@@ -84,6 +87,7 @@ use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
+use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::tsig::{Algorithm, CheckedRequest, TsigError, TsigKeys, check_request, now};
 use crate::dns::message::validity::ClientScope;
@@ -187,12 +191,12 @@ impl Plugin for Tsig {
         // A look-up on behalf of a client: the block that has the client's query signs the reply.
         if request.depth > 0 {
             if is_required && !self.is_signed(request) {
-                return Ok(refusal(request, NAME));
+                return Ok(unsigned(request));
             }
             return next.serve(request).await;
         }
         let Some(checked) = self.checked(request) else {
-            return if is_required { Ok(refusal(request, NAME)) } else { next.serve(request).await };
+            return if is_required { Ok(unsigned(request)) } else { next.serve(request).await };
         };
         request.signer = checked.signer.map(Box::new);
         if let Err(error) = checked.outcome {
@@ -205,6 +209,11 @@ impl Plugin for Tsig {
         reply.validity = None;
         Ok(reply)
     }
+}
+
+/// Returns the reply to a request that lacks a signature.
+fn unsigned(request: &Request) -> Reply {
+    Reply { ede: Some(Ede::UNSIGNED), ..refusal(request, NAME) }
 }
 
 impl AccessRule for Tsig {

@@ -16,7 +16,7 @@ pub enum TsigError {
     #[error("a message isn't signed")]
     Unsigned,
     #[error("the server refuses the signature of the request: {}", error_name(*.0))]
-    Refused(u16),
+    ByServer(u16),
 }
 
 // === impl TsigError ===
@@ -29,7 +29,7 @@ impl TsigError {
             Self::BadKey => 17,
             Self::BadTime => 18,
             Self::BadTrunc => 22,
-            Self::Malformed | Self::Unsigned | Self::Refused(_) => 0,
+            Self::Malformed | Self::Unsigned | Self::ByServer(_) => 0,
         }
     }
 }

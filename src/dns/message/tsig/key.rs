@@ -4,12 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use hickory_proto::rr::Name;
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use hmac::{Hmac, KeyInit, Mac};
 use indexmap::IndexMap;
 use sha1::Sha1;
 use sha2::{Sha224, Sha256, Sha384, Sha512};
 
 use crate::dns::message::header::HEADER;
+use crate::dns::message::presentation::lower_name_text;
 use crate::dns::message::query::{whole_wire_name, wire_name};
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::names;
@@ -110,6 +112,12 @@ impl Key {
     #[must_use]
     pub fn name(&self) -> &[u8] {
         &self.name
+    }
+
+    /// Returns the name, for a log.
+    #[must_use]
+    pub fn name_text(&self) -> String {
+        wire_name_text(&self.name)
     }
 
     pub(super) fn hashing(&self, algorithm: Algorithm) -> Hashing {
@@ -244,4 +252,10 @@ impl fmt::Debug for Hashing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hashing")
     }
+}
+
+/// Returns the text of a key's name in wire form, for a log.
+pub(super) fn wire_name_text(name: &[u8]) -> String {
+    let name = Name::read(&mut BinDecoder::new(name));
+    name.map_or_else(|_| "-".to_owned(), |name| lower_name_text(&name))
 }

@@ -62,7 +62,7 @@ impl ReplyChecker {
             return Err(TsigError::BadKey);
         }
         if record.mac.is_empty() && record.error != 0 {
-            return Err(TsigError::Refused(record.error));
+            return Err(TsigError::ByServer(record.error));
         }
         if record.mac.len() != algorithm.length() {
             return Err(TsigError::BadTrunc);
@@ -78,7 +78,7 @@ impl ReplyChecker {
             return Err(TsigError::BadSig);
         }
         if record.error != 0 {
-            return Err(TsigError::Refused(record.error));
+            return Err(TsigError::ByServer(record.error));
         }
         if now.abs_diff(record.time) > record.fudge.into() {
             return Err(TsigError::BadTime);

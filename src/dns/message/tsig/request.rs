@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use hickory_proto::rr::Name;
-use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
-
 use super::error::TsigError;
-use super::key::{Algorithm, Hashing, Key, TsigKeys};
+use super::key::{Algorithm, Hashing, Key, TsigKeys, wire_name_text};
 use super::record::{self, FUDGE, TsigRecord, time_octets};
-use crate::dns::message::presentation::lower_name_text;
 
 /// The length of the shortest MAC of any algorithm, in octets (RFC 8945 section 5.2.2.1).
 const MIN_MAC: usize = 10;
@@ -88,8 +84,7 @@ impl Signer {
     /// Returns the name of the request's key, for a log.
     #[must_use]
     pub fn key_text(&self) -> String {
-        let name = Name::read(&mut BinDecoder::new(&self.record.key));
-        name.map_or_else(|_| "-".to_owned(), |name| lower_name_text(&name))
+        wire_name_text(&self.record.key)
     }
 
     /// Returns the number of octets that a signature adds to a message.

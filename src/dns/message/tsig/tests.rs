@@ -291,14 +291,14 @@ fn replies_to_refused_requests_are_signed_only_for_time_and_cut() {
         assert_eq!(found, expected);
         let (_, mut checker) = signed_query();
         let refused = checker.check(&mut signed(&wrong, TIME), TIME);
-        assert_eq!(refused, Err(TsigError::Refused(16)));
+        assert_eq!(refused, Err(TsigError::ByServer(16)));
     }
     let late = TIME + 0x1_0000_0000;
     let mut reply = signed(&request, late);
     let found = record(&reply);
     assert_eq!((found.error, found.time, found.other), (18, TIME, vec![0, 1, 0x65, 0x53, 0xf1, 0]));
     let (_, mut checker) = signed_query();
-    assert_eq!(checker.check(&mut reply, TIME), Err(TsigError::Refused(18)), "it is signed");
+    assert_eq!(checker.check(&mut reply, TIME), Err(TsigError::ByServer(18)), "it is signed");
     let cut = with_record(&request, |record| record.mac.truncate(20));
     let found = record(&signed(&cut, TIME));
     assert_eq!((found.error, found.mac.len()), (22, 32));

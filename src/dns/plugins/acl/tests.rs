@@ -129,7 +129,10 @@ fn denied_client_is_offered_no_recursion() {
 #[test]
 fn invalid_lines_are_rejected_with_their_position() {
     for (lines, expected) in [
-        ("acl {\ndeny\n}", "Corefile:3:1: acl has no option \"deny\"; it has allow, block, filter, drop"),
+        (
+            "acl {\ndeny\n}",
+            "Corefile:3:1: acl has no option \"deny\"; its options are allow, block, filter, drop",
+        ),
         ("acl {\nallow 10.0.0.0/8\n}", "Corefile:3:7: \"10.0.0.0/8\" isn't type or net"),
         ("acl {\nallow type net *\n}", "Corefile:3:7: type needs record types such as A, or *"),
         (

@@ -94,7 +94,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("auto {\nreload 5\n}", "Corefile:3:8: \"5\" isn't a duration such as 30s, 1m30s or 500ms"),
         (
             "auto {\ntransfer\n}",
-            "Corefile:3:1: auto has no option \"transfer\"; it has directory, reload, upstream",
+            "Corefile:3:1: auto has no option \"transfer\"; its options are directory, reload, upstream",
         ),
     ] {
         assert_eq!(TestServer::error(lines), expected, "{lines}");

@@ -208,7 +208,7 @@ mod tests {
             ("cache 30 a..b", "2:10: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
             (
                 "cache {\nkeep\n}",
-                "3:1: cache has no option \"keep\"; it has success, denial, prefetch, serve_stale, \
+                "3:1: cache has no option \"keep\"; its options are success, denial, prefetch, serve_stale, \
                  serve_stale_policy, servfail, disable, keepttl",
             ),
             ("cache {\nkeepttl {\n}\n}", "3:1: keepttl takes no braces"),

@@ -182,7 +182,8 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("dns64 {\nallow_ipv4 x\n}", "3:12: allow_ipv4 takes no arguments, and here is \"x\"".to_owned()),
         (
             "dns64 {\nexclude\n}",
-            "3:1: dns64 has no option \"exclude\"; it has prefix, translate_all, allow_ipv4".to_owned(),
+            "3:1: dns64 has no option \"exclude\"; its options are prefix, translate_all, allow_ipv4"
+                .to_owned(),
         ),
     ] {
         assert_eq!(TestServer::error(lines), format!("Corefile:{expected}"), "{lines}");

@@ -131,7 +131,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             "errors {\nsummarize 5m\n}".to_owned(),
-            "3:1: errors has no option \"summarize\"; it has consolidate, stacktrace".to_owned(),
+            "3:1: errors has no option \"summarize\"; its options are consolidate, stacktrace".to_owned(),
         ),
         (consolidate(""), format!("3:1: {needs}")),
         (consolidate("5m"), format!("3:1: {needs}")),

@@ -246,7 +246,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("hosts {\nfalthrough\n}", "Corefile:3:1: hosts has no option \"falthrough\"; is it fallthrough?"),
         (
             "hosts {\nreverse_no\n}",
-            "Corefile:3:1: hosts has no option \"reverse_no\"; it has ttl, no_reverse, reload, fallthrough, \
+            "Corefile:3:1: hosts has no option \"reverse_no\"; its options are ttl, no_reverse, reload, fallthrough, \
              fallthrough_unsupported, and lines such as: 192.0.2.1 www.example.org",
         ),
         ("hosts {\n10.0.0.1\n}", "Corefile:3:1: the names of 10.0.0.1 have to follow it"),

@@ -343,7 +343,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             "kubernetes a.b {\nserve x\n}",
-            "Corefile:3:1: kubernetes has no option \"serve\"; it has apiserver_burst,",
+            "Corefile:3:1: kubernetes has no option \"serve\"; its options are apiserver_burst,",
         ),
         (
             "kubernetes {\nfallthru\n}",

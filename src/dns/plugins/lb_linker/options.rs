@@ -381,8 +381,8 @@ mod tests {
             ),
             (
                 "lb_linker lb.internal {\nzone x\n}",
-                "Corefile:3:1: lb_linker has no option \"zone\"; it has ttl, apex, ns, reverse, fallthrough, sources, \
-                 ingress_classes, gateway_classes",
+                "Corefile:3:1: lb_linker has no option \"zone\"; its options are ttl, apex, ns, reverse, fallthrough, \
+                 sources, ingress_classes, gateway_classes",
             ),
             (
                 "lb_linker lb.internal {\nsources service ingres\n}",

@@ -194,7 +194,7 @@ fn invalid_lines_are_rejected_with_their_position() {
         ),
         (
             "loadbalance {\nsticky\n}",
-            "Corefile:3:1: loadbalance has no option \"sticky\"; it has reload, prefer".to_owned(),
+            "Corefile:3:1: loadbalance has no option \"sticky\"; its options are reload, prefer".to_owned(),
         ),
         (
             &format!("loadbalance weighted {file}"),

@@ -122,7 +122,7 @@ fn lines_without_a_usable_server_are_refused() {
         ("secondary {\ntransfer from ns.example.org\n}", format!("3:15: \"ns.example.org\" isn't {ADDRESS}")),
         (
             "secondary a.example b.example {\ntransfer from 192.0.2.1\n}\nsecondary b.example {\ntransfer from 192.0.2.2\n}",
-            "5:1: the zone b.example. is there already".to_owned(),
+            "5:1: the zone b.example. is on line 2 already: name it once".to_owned(),
         ),
     ] {
         assert_eq!(TestServer::error(lines), format!("Corefile:{expected}"), "{lines}");
@@ -195,7 +195,7 @@ async fn zone_is_answered_from_its_transfer_on() {
     assert_eq!((show(&reply), reply.ede.unwrap().code), ("SERVFAIL | | |".to_owned(), 14));
     let plugin =
         |server: &TestServer| server.server.plugins().find(|plugin| plugin.name() == NAME).unwrap().note();
-    assert_eq!(plugin(&fixture.server).unwrap(), "zones without a transfer: example.org.");
+    assert_eq!(plugin(&fixture.server).unwrap(), "zones of secondary that can't be served: example.org.");
     fixture.check().await;
     assert_eq!(fixture.address().await, address(5));
     assert_eq!(plugin(&fixture.server), None);

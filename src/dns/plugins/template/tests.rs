@@ -202,7 +202,7 @@ async fn matches_and_failures_are_counted() {
 
 #[test]
 fn invalid_lines_are_rejected_with_their_position() {
-    let unknown = "Corefile:3:1: template has no option \"notavailable\"; it has match, answer, authority, \
+    let unknown = "Corefile:3:1: template has no option \"notavailable\"; its options are match, answer, authority, \
                    additional, rcode, ederror, fallthrough, upstream";
     let long = "a".repeat(10_001);
     for (lines, expected) in [

@@ -22,7 +22,7 @@ use crate::dns::chain::zone_state::ZoneRecord;
 use crate::dns::message::header::{HEADER, QUESTION_NAME};
 use crate::dns::message::presentation::{lower_name_text, rcode_text};
 use crate::dns::message::query::whole_wire_name;
-use crate::dns::message::tsig::{self, Key, ReplyChecker, TsigKeys};
+use crate::dns::message::tsig::{self, Key, ReplyChecker, TsigError, TsigKeys};
 use crate::model::line_limit::LineLimit;
 
 /// How often the serials are looked at.
@@ -152,6 +152,17 @@ fn message(origin: &Name, soa: Option<ZoneRecord>) -> Vec<u8> {
     message
 }
 
+/// Why a secondary server isn't told.
+#[derive(Debug, thiserror::Error)]
+enum NotifyError {
+    #[error("gets no NOTIFY: it can't be sent from {0}: {1}")]
+    NotSent(IpAddr, io::Error),
+    #[error("doesn't answer NOTIFY: {0}")]
+    NoAnswer(io::Error),
+    #[error("gives an answer to NOTIFY that isn't accepted: {0}; does it have the key {1}?")]
+    NotAccepted(TsigError, String),
+}
+
 struct Secondary {
     origin: Name,
     to: SocketAddr,
@@ -164,9 +175,9 @@ struct Secondary {
 impl Secondary {
     /// Sends the message until it is answered.
     async fn notify(self, mut message: Vec<u8>, shared: Arc<Shared>) {
-        let mut problem = io::Error::from(ErrorKind::TimedOut);
+        let mut problem = NotifyError::NoAnswer(ErrorKind::TimedOut.into());
         // A change replaced the messages before.
-        self.warn_of_silence(&shared, "");
+        self.warn_of_silence(&shared, "doesn't answer NOTIFY");
         for wait in (0..TRIES).map(|number| RETRY * 2_u32.pow(number)) {
             let next = {
                 let Ok(_socket) = shared.sockets.acquire().await else { return };
@@ -190,39 +201,46 @@ impl Secondary {
             };
             sleep_until(next).await;
         }
-        self.warn_of_silence(&shared, &format!(": {problem}"));
+        self.warn_of_silence(&shared, &problem.to_string());
     }
 
     /// Warns if the secondary server hasn't answered `TRIES` messages, and begins to count again.
-    fn warn_of_silence(&self, shared: &Shared, problem: &str) {
+    fn warn_of_silence(&self, shared: &Shared, what: &str) {
         if self.unanswered.load(Ordering::Relaxed) >= TRIES {
             self.unanswered.store(0, Ordering::Relaxed);
-            self.warn(shared, &format!("doesn't answer NOTIFY{problem}"));
+            self.warn(shared, what);
         }
     }
 
     /// Sends the message, and returns the rcode of the answer.
-    async fn exchange(&self, message: &[u8]) -> io::Result<u8> {
+    async fn exchange(&self, message: &[u8]) -> Result<u8, NotifyError> {
         let any = if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind((self.source.unwrap_or(any), 0)).await?;
+        let source = self.source.unwrap_or(any);
+        let bound = UdpSocket::bind((source, 0)).await;
+        let socket = bound.map_err(|error| NotifyError::NotSent(source, error))?;
         // Datagrams of other addresses aren't received.
-        socket.connect(self.to).await?;
+        socket.connect(self.to).await.map_err(|error| NotifyError::NotSent(source, error))?;
         let mut message = message.to_vec();
         let mut checker = self.key.clone().map(|key| ReplyChecker::sign(key, &mut message, tsig::now()));
-        socket.send(&message).await?;
+        socket.send(&message).await.map_err(|error| NotifyError::NotSent(source, error))?;
         let mut buffer = [0; 512];
         loop {
-            let length = socket.recv(&mut buffer).await?;
+            let length = socket.recv(&mut buffer).await.map_err(NotifyError::NoAnswer)?;
             let mut answer = buffer[..length].to_vec();
             let is_answer = length >= HEADER && answer[2] & 0xf8 == 0x80 | NOTIFY & 0xf8;
             if !is_answer || answer[..2] != message[..2] {
                 continue;
             }
             if let Some(checker) = &mut checker {
-                checker.check(&mut answer, tsig::now()).map_err(io::Error::other)?;
+                let checked = checker.check(&mut answer, tsig::now());
+                checked.map_err(|error| NotifyError::NotAccepted(error, self.key_text()))?;
             }
             return Ok(answer[3] & 0x0f);
         }
+    }
+
+    fn key_text(&self) -> String {
+        self.key.as_deref().map_or_else(|| "-".to_owned(), Key::name_text)
     }
 
     fn warn(&self, shared: &Shared, what: &str) {

@@ -1,8 +1,10 @@
 use std::fs;
 
 use hickory_proto::op::OpCode;
+use tracing::Level;
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::dns::chain::server::Server;
 use crate::dns::plugins::tests::support::{TestServer, show};
 
@@ -72,6 +74,35 @@ async fn only_listed_clients_get_the_zone_of_the_longest_line() {
     {
         let server = server.clone().from(client);
         assert_eq!(ask(&server, "example.org. AXFR", None).await.1, expected, "{client}");
+    }
+}
+
+#[tokio::test]
+async fn refused_transfers_are_logged_with_their_reason() {
+    let lines = "transfer example.org {\nto 10.0.0.2\n}";
+    let no_line = "no line of transfer has this zone";
+    for (client, question, protocol, reason) in [
+        ("10.0.0.2", "example.net. AXFR", Protocol::Tcp, no_line),
+        ("10.0.0.1", "example.org. AXFR", Protocol::Tcp, "`to` doesn't list the client"),
+        (
+            "10.0.0.2",
+            "www.example.org. AXFR",
+            Protocol::Tcp,
+            "it isn't the origin of a zone that can be transferred",
+        ),
+        ("10.0.0.2", "example.org. AXFR", Protocol::Udp, "AXFR is answered only by TCP and TLS"),
+    ] {
+        let (log, _guard) = CapturedLog::start(Level::WARN);
+        let (_directory, server) = server(lines);
+        let mut server = server.from(client);
+        server.request.protocol = protocol;
+        assert_eq!(ask(&server, question, None).await.0, "REFUSED | | |");
+        let zone = question.trim_end_matches(" AXFR");
+        assert!(
+            log.text().contains(&format!("transfer: {zone} refused to {client}: {reason}")),
+            "{}",
+            log.text()
+        );
     }
 }
 
@@ -211,29 +242,30 @@ fn lines_for_zones_that_no_plugin_transfers_are_warned_of() {
 #[test]
 fn invalid_lines_of_transfer_are_rejected_with_their_position() {
     for (lines, expected) in [
-        ("transfer", format!("Corefile:2:1: transfer needs the option to, with {ADDRESSES}")),
-        (
-            "transfer {\nsource 192.0.2.1\n}",
-            format!("Corefile:2:1: transfer needs the option to, with {ADDRESSES}"),
-        ),
+        ("transfer", format!("Corefile:2:1: transfer needs `to` with {ADDRESSES}")),
+        ("transfer {\nsource 192.0.2.1\n}", format!("Corefile:2:1: transfer needs `to` with {ADDRESSES}")),
         ("transfer {\nto\n}", format!("Corefile:3:1: to needs {ADDRESSES}")),
         ("transfer {\nto example.com\n}", format!("Corefile:3:4: \"example.com\" isn't {ADDRESSES}")),
         ("transfer {\nto 192.0.2.1:0\n}", format!("Corefile:3:4: \"192.0.2.1:0\" isn't {ADDRESSES}")),
         ("transfer {\nto [::1]\n}", format!("Corefile:3:4: \"[::1]\" isn't {ADDRESSES}")),
         ("transfer {\nto 10.0.0.0/8\n}", format!("Corefile:3:4: \"10.0.0.0/8\" isn't {ADDRESSES}")),
         ("transfer {\nto fe80::1%none\n}", "Corefile:3:4: there is no network interface \"none\"".to_owned()),
-        ("transfer {\nto *\nsource a\n}", "Corefile:4:8: \"a\" isn't an IP address".to_owned()),
+        (
+            "transfer {\nto *\nsource 192.0.2.1:53\n}",
+            "Corefile:4:8: \"192.0.2.1:53\" isn't a local address without a port, such as 192.0.2.1"
+                .to_owned(),
+        ),
         (
             "transfer {\nto *\nsource ::1\nsource ::2\n}",
             "Corefile:5:1: source can be there only once in a line of transfer".to_owned(),
         ),
         (
             "transfer {\nfrom *\n}",
-            "Corefile:3:1: transfer has no option \"from\"; it has to, source".to_owned(),
+            "Corefile:3:1: transfer has no option \"from\"; its options are to, source".to_owned(),
         ),
         (
             "transfer a b {\nto *\n}\ntransfer B {\nto *\n}",
-            "Corefile:5:1: the zone b. has a line of transfer already".to_owned(),
+            "Corefile:5:1: the zone b. is on line 2 already: name it once".to_owned(),
         ),
     ] {
         assert_eq!(TestServer::error(lines), expected);

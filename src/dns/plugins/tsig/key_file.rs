@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hickory_proto::rr::Name;
 
-use super::parse::{decoded, key_name};
+use super::parse::{NO_BASE64, NO_NAME, decoded, key_name};
 use crate::dns::corefile::{CorefileError, Position};
 use crate::dns::message::tsig::Algorithm;
 
@@ -61,7 +61,7 @@ impl<'a> Words<'a> {
     /// Parses a key after the word `key`.
     fn key(&mut self, position: Position) -> Result<FileKey, CorefileError> {
         let (place, name) = self.argument("the name of a key", &position)?;
-        let name = key_name(name).ok_or_else(|| place.error("this isn't the name of a key"))?;
+        let name = key_name(name).ok_or_else(|| place.error(NO_NAME))?;
         let (mut algorithm, mut secret) = (None, None);
         match self.next()? {
             Some((_, Word::Open)) => {}
@@ -78,7 +78,7 @@ impl<'a> Words<'a> {
                 }
                 Some((place, Word::Text("secret"))) if secret.is_none() => {
                     let (place, text) = self.argument("a secret in Base64", &place)?;
-                    secret = Some(decoded(text).ok_or_else(|| place.error("the secret isn't Base64"))?);
+                    secret = Some(decoded(text).ok_or_else(|| place.error(NO_BASE64))?);
                 }
                 Some((place, _)) => {
                     return Err(place.error(format!("a key has one algorithm and one secret: {KEY}")));

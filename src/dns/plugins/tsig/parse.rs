@@ -9,7 +9,7 @@ use hickory_proto::op::OpCode;
 use hickory_proto::rr::{Name, RecordType};
 
 use super::{NAME, Required, Tsig, key_file};
-use crate::dns::corefile::arguments::suggestion;
+use crate::dns::corefile::arguments::{option_list, suggestion};
 use crate::dns::corefile::{CorefileError, Directive, Position, Token};
 use crate::dns::message::presentation::{lower_name_text, parse_name, parse_type};
 use crate::dns::message::tsig::{Algorithm, Key, TsigKeys};
@@ -28,6 +28,8 @@ const ALL: &str = "all";
 const NONE: &str = "none";
 /// The maximum number of keys of a block. More of them would be a mistake.
 const MAX_KEYS: usize = 1000;
+pub(super) const NO_NAME: &str = "this isn't the name of a key, such as lb-key or example.org.key";
+pub(super) const NO_BASE64: &str = "the secret isn't Base64 with padding, as tsig-keygen prints it";
 
 pub(super) fn plugin(setup: &mut Setup<'_>) -> Result<Tsig, CorefileError> {
     let line = setup.only_line()?.clone();
@@ -40,14 +42,15 @@ pub(super) fn plugin(setup: &mut Setup<'_>) -> Result<Tsig, CorefileError> {
             "require" => require(option, &mut types, "a record type such as AXFR", qtype)?,
             "require_opcode" => require(option, &mut opcodes, &opcode_names(), opcode)?,
             name => {
-                let hint = suggestion(name, &OPTIONS);
-                let hint = hint.unwrap_or_else(|| format!("it has {}", OPTIONS.join(", ")));
+                let hint = suggestion(name, &OPTIONS).unwrap_or_else(|| option_list(&OPTIONS));
                 return Err(option.error(format!("{NAME} has no such option; {hint}")));
             }
         }
     }
     if keys.is_empty() {
-        let text = format!("{NAME} has no key: a signed request is refused; add `secret NAME KEY`");
+        let text = format!(
+            "{NAME} has no key: a signed request is refused; add `secret NAME KEY` or `secrets FILE`"
+        );
         setup.builder.warnings.push(line.error(text));
     }
     Ok(Tsig {
@@ -64,8 +67,8 @@ fn secret(option: &Directive, keys: &mut TsigKeys) -> Result<(), CorefileError> 
         return Err(option.error("secret needs the name of a key, and its secret in Base64: secret NAME KEY"));
     };
     option.no_block()?;
-    let parsed = key_name(&name.text).ok_or_else(|| name.error("this isn't the name of a key"))?;
-    let secret = decoded(&secret.text).ok_or_else(|| secret.error("the secret isn't Base64"))?;
+    let parsed = key_name(&name.text).ok_or_else(|| name.error(NO_NAME))?;
+    let secret = decoded(&secret.text).ok_or_else(|| secret.error(NO_BASE64))?;
     add(keys, &name.position, &parsed, Algorithm::Sha256, &secret)
 }
 
@@ -97,7 +100,8 @@ fn add(
     if keys.len() >= MAX_KEYS {
         return Err(position.error(format!("a block has {MAX_KEYS} keys at most")));
     }
-    let key = Key::new(name, algorithm, secret).ok_or_else(|| position.error("the secret can't be used"))?;
+    let key = Key::new(name, algorithm, secret);
+    let key = key.ok_or_else(|| position.error("the secret has a length that isn't accepted"))?;
     if keys.insert(key) {
         return Ok(());
     }

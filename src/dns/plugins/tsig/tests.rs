@@ -99,13 +99,13 @@ async fn wrong_signatures_get_notauth_with_the_error() {
         let asked = query("a.example.", RecordType::A);
         for (key, code) in [(key("xfr.", b"other"), 16), (key("other.", b"the secret of xfr."), 17)] {
             let (reply, checked) = ask(&handler, &asked, key, Protocol::Udp).await;
-            assert_eq!(checked, Err(TsigError::Refused(code)));
+            assert_eq!(checked, Err(TsigError::ByServer(code)));
             assert_eq!((reply.metadata.response_code, reply.answers.len()), (ResponseCode::NotAuth, 0));
         }
         let mut late = asked.to_vec().unwrap();
         let mut checker = ReplyChecker::sign(right_key(), &mut late, now() - 1000);
         let mut reply = send(&handler, late, Protocol::Udp).await.bytes;
-        assert_eq!(checker.check(&mut reply, now() - 1000), Err(TsigError::Refused(18)), "it is signed");
+        assert_eq!(checker.check(&mut reply, now() - 1000), Err(TsigError::ByServer(18)), "it is signed");
         // A record follows the TSIG record.
         let mut message = asked.to_vec().unwrap();
         let _ = ReplyChecker::sign(right_key(), &mut message, now());
@@ -137,9 +137,14 @@ async fn required_types_are_refused_without_a_signature() {
                 asked.set_edns(Edns::new());
                 let reply = send(&handler, asked.to_vec().unwrap(), Protocol::Udp).await;
                 let is_kept = reply.wire_response.is_some();
+                let says_why = String::from_utf8_lossy(&reply.bytes).contains("has to be signed");
                 let reply = Message::from_vec(&reply.bytes).unwrap();
                 let is_refused = reply.metadata.response_code == ResponseCode::Refused;
-                assert_eq!(is_refused, required.contains(&qtype), "{option} {qtype}");
+                assert_eq!(
+                    (is_refused, says_why),
+                    (required.contains(&qtype), is_refused),
+                    "{option} {qtype}"
+                );
                 assert!(!(is_refused && is_kept), "{option} {qtype}");
                 let (reply, checked) = ask(&handler, &asked, right_key(), Protocol::Udp).await;
                 assert_eq!(checked, Ok(()));
@@ -273,13 +278,13 @@ fn keys_are_read_from_lines_and_files() {
     assert!(empty.tsig.unwrap().is_empty());
     assert_eq!(
         empty.warnings[0].to_string(),
-        "Corefile:2:1: tsig has no key: a signed request is refused; add `secret NAME KEY`"
+        "Corefile:2:1: tsig has no key: a signed request is refused; add `secret NAME KEY` or `secrets FILE`"
     );
 }
 
 #[test]
 fn invalid_lines_are_rejected_without_their_secrets() {
-    let no_option = "tsig has no such option; it has secret, secrets, require, require_opcode";
+    let no_option = "tsig has no such option; its options are secret, secrets, require, require_opcode";
     let secret = "secret needs the name of a key, and its secret in Base64: secret NAME KEY";
     for (option, error) in [
         ("c2VjcmV0cw== x", format!("3:1: {no_option}")),
@@ -287,10 +292,10 @@ fn invalid_lines_are_rejected_without_their_secrets() {
         ("secret", format!("3:1: {secret}")),
         ("secret c2VjcmV0cw==", format!("3:1: {secret}")),
         ("secret a b c2VjcmV0cw==", format!("3:1: {secret}")),
-        ("secret a c2VjcmV0cw", "3:10: the secret isn't Base64".to_owned()),
-        ("secret a \"\"", "3:10: the secret isn't Base64; maybe a variable isn't set".to_owned()),
-        ("secret c2VjcmV0..cw== a", "3:8: this isn't the name of a key".to_owned()),
-        ("secret . c2VjcmV0cw==", "3:8: this isn't the name of a key".to_owned()),
+        ("secret a c2VjcmV0cw", "3:10: the secret isn't Base64 with padding, as tsig-keygen prints it".to_owned()),
+        ("secret a \"\"", "3:10: the secret isn't Base64 with padding, as tsig-keygen prints it; maybe a variable isn't set".to_owned()),
+        ("secret c2VjcmV0..cw== a", "3:8: this isn't the name of a key, such as lb-key or example.org.key".to_owned()),
+        ("secret . c2VjcmV0cw==", "3:8: this isn't the name of a key, such as lb-key or example.org.key".to_owned()),
         ("secret a c2VjcmV0cw== {\n}", "3:1: secret takes no braces".to_owned()),
         ("secret a AAAA\nsecret A. AAAA", "4:8: the block has a key a. already".to_owned()),
         ("secrets", "3:1: secrets needs a file with keys".to_owned()),
@@ -325,7 +330,7 @@ fn invalid_files_are_rejected_with_their_place() {
         ("\n  c2Vj", format!("2:3: a key is expected here: {expected}")),
         ("key", "1:1: the name of a key is expected after this, and the file ends".to_owned()),
         ("key {", "1:5: the name of a key is expected here".to_owned()),
-        ("key a..b {", "1:5: this isn't the name of a key".to_owned()),
+        ("key a..b {", "1:5: this isn't the name of a key, such as lb-key or example.org.key".to_owned()),
         ("key a", format!("1:1: the key has no {{: {expected}")),
         ("key a; {", format!("1:6: a {{ is expected here: {expected}")),
         ("key a {", format!("1:1: the key has no }}: {expected}")),
@@ -334,7 +339,10 @@ fn invalid_files_are_rejected_with_their_place() {
         ("key a {\n secret AAAA; secret c2Vj; };", format!("2:15: {one_each}")),
         ("key a { secret; };", "1:15: a secret in Base64 is expected here".to_owned()),
         ("key a { secret", "1:9: a secret in Base64 is expected after this, and the file ends".to_owned()),
-        ("key a { secret \"c2Vj=\"; };", "1:16: the secret isn't Base64".to_owned()),
+        (
+            "key a { secret \"c2Vj=\"; };",
+            "1:16: the secret isn't Base64 with padding, as tsig-keygen prints it".to_owned(),
+        ),
         ("key a { secret \"c2Vj\n\"; };", "1:16: this line ends before the quote is closed".to_owned()),
         ("key a { algorithm sha256; };", format!("1:19: this isn't one of {known}")),
         (

@@ -103,7 +103,7 @@ fn invalid_option_is_rejected_with_its_position() {
                 "3:1: CoreDNS's option \"doh_method\" of forward isn't supported here; supported are {OPTIONS}"
             ),
         ),
-        ("tcp", format!("3:1: forward has no option \"tcp\"; it has {OPTIONS}")),
+        ("tcp", format!("3:1: forward has no option \"tcp\"; its options are {OPTIONS}")),
         ("fore_tcp", "3:1: forward has no option \"fore_tcp\"; is it force_tcp?".to_owned()),
         ("expire 10s\nmax_age 9s", "2:1: max_age (9s) has to be at least as long as expire (10s)".to_owned()),
     ] {

@@ -72,6 +72,35 @@ async fn silence_is_logged_though_changes_replace_the_messages() {
     assert_eq!(log.text().matches("doesn't answer NOTIFY").count(), 1, "{}", log.text());
 }
 
+#[test]
+fn warnings_say_whether_notify_was_sent_or_its_answer_is_wrong() {
+    let unassigned = || io::Error::from(ErrorKind::AddrNotAvailable);
+    for (error, expected) in [
+        (
+            NotifyError::NotSent(IpAddr::from([192, 0, 2, 1]), unassigned()),
+            "gets no NOTIFY: it can't be sent from 192.0.2.1: address not available",
+        ),
+        (NotifyError::NoAnswer(ErrorKind::TimedOut.into()), "doesn't answer NOTIFY: timed out"),
+        (
+            NotifyError::NotAccepted(TsigError::BadKey, "lb-key.".to_owned()),
+            "gives an answer to NOTIFY that isn't accepted: BADKEY: the key or the algorithm isn't known; does it have \
+             the key lb-key.?",
+        ),
+    ] {
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[tokio::test]
+async fn notify_from_an_address_of_another_machine_is_not_sent() {
+    let origin = Name::from_ascii("example.org.").unwrap();
+    let source = Some(IpAddr::from([192, 0, 2, 1]));
+    let to = SocketAddr::from(([127, 0, 0, 1], 53));
+    let secondary = Secondary { origin, to, source, key: None, unanswered: Arc::default() };
+    let error = secondary.exchange(&[0; 12]).await.unwrap_err();
+    assert!(matches!(error, NotifyError::NotSent(from, _) if Some(from) == source), "{error}");
+}
+
 #[tokio::test]
 async fn answered_notify_is_not_repeated() {
     for is_signed in [false, true] {
