@@ -52,6 +52,7 @@
 mod client;
 mod saved;
 mod schedule;
+mod source;
 #[cfg(test)]
 mod tests;
 pub(super) mod zone;
@@ -78,6 +79,7 @@ use crate::dns::message::presentation::name_text;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::line_limit::LineLimit;
+use source::Source;
 use zone::{Following, SecondaryZone};
 
 const NAME: &str = "secondary";
@@ -105,13 +107,15 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let primaries = primaries(setup, line, &mut plugin.fallthrough)?;
         for origin in setup.zones_or_own(line.arguments())?.all() {
             let secondaries = setup.context.secondaries.clone();
-            let (zone, problem) = secondaries.zone(origin.clone(), primaries.as_slice().into());
+            let builder = &setup.builder;
+            let key = builder.tsig.as_ref().and_then(|keys| keys.for_zone(origin));
+            let source = Source::new(&primaries, key.as_deref(), &builder.bind, &builder.ports);
+            let (zone, problem) = secondaries.zone(origin.clone(), primaries.as_slice().into(), source);
             if plugin.zones.insert(Arc::clone(zone.served())).is_some() {
                 return Err(line.error(format!("the zone {origin} is there already")));
             }
             setup.builder.warnings.extend(problem.map(|problem| line.error(problem)));
             plugin.followed.push(Arc::clone(&zone));
-            let key = setup.builder.tsig.as_ref().and_then(|keys| keys.for_zone(origin));
             let following = Following { secondaries, key };
             setup.add_task(move |_, stop| zone.follow(following, stop));
         }

@@ -104,7 +104,7 @@ impl Schedule {
 }
 
 /// When a zone expires, if there is one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Expiry(Option<BootInstant>);
 
 impl Expiry {

@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime};
 
@@ -18,8 +19,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::client::{self, ClientError};
-use super::saved::{NewCopy, SavedZone};
+use super::saved::{Copy, NewCopy, SavedZone};
 use super::schedule::{Expiry, Failure, Schedule, Timers};
+use super::source::Source;
 use crate::boot_clock::{self, Clock};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::tsig::Key;
@@ -32,8 +34,7 @@ const MAX_TRANSFERS: usize = 4;
 /// The maximum number of lines per minute about failed checks of a zone.
 const FAILURE_LINES: usize = 3;
 
-/// The zones that blocks have from primary servers, by their origins and servers: a block that is built again serves the
-/// same zones.
+/// The zones that blocks have from primary servers: a block that is built again serves the same zones.
 #[derive(Clone, Debug)]
 pub struct Secondaries {
     zones: Arc<Mutex<KnownZones>>,
@@ -43,12 +44,17 @@ pub struct Secondaries {
     clock: Clock,
 }
 
-type KnownZones = HashMap<(Name, Box<[SocketAddr]>), Weak<SecondaryZone>>;
+/// Zones by their origins.
+type KnownZones = HashMap<Name, Vec<Weak<SecondaryZone>>>;
 
 #[derive(Debug)]
 pub(super) struct SecondaryZone {
     served: Arc<ServedZone>,
     primaries: Box<[SocketAddr]>,
+    source: Source,
+    /// Whether the zone that is served is of the primary servers before a change of the Corefile. It is served until one of
+    /// the new ones sends the zone, with whatever serial.
+    is_of_others: AtomicBool,
     saved: Option<SavedZone>,
     /// Held by the task that keeps the zone up to date: several blocks may have the zone.
     state: tokio::sync::Mutex<State>,
@@ -104,73 +110,124 @@ impl Secondaries {
         self.directory = Some(PathBuf::from(directory).into());
     }
 
-    /// Returns the zone of primary servers. If no block has it, it is read from its copy on disk; then also returns what
-    /// is wrong with the copy.
+    /// Returns the zone of primary servers. If no block has it, it is taken from the zone that it replaces, or from its copy
+    /// on disk; then also returns what is wrong with the copy.
     pub(super) fn zone(
         &self,
         origin: Name,
         primaries: Box<[SocketAddr]>,
+        source: Source,
     ) -> (Arc<SecondaryZone>, Option<String>) {
         let mut zones = self.zones.lock();
         if zones.len() == zones.capacity() {
-            zones.retain(|_, zone| zone.strong_count() > 0);
+            zones.retain(|_, zones| zones.iter().any(|zone| zone.strong_count() > 0));
         }
-        let key = (origin, primaries);
-        if let Some(known) = zones.get(&key).and_then(Weak::upgrade) {
-            return (known, None);
+        let of_origin = zones.entry(origin.clone()).or_default();
+        of_origin.retain(|zone| zone.strong_count() > 0);
+        let known: Vec<Arc<SecondaryZone>> = of_origin.iter().filter_map(Weak::upgrade).collect();
+        let same =
+            known.iter().find(|zone| zone.primaries == primaries && zone.source.has_same_servers(&source));
+        if let Some(same) = same {
+            return (Arc::clone(same), None);
         }
-        let (origin, primaries) = key.clone();
-        let saved = self.directory.as_deref().map(|path| SavedZone::new(path, &origin, &primaries));
-        let mut state = State {
-            schedule: Schedule::new((self.clock)()),
-            is_saved: false,
-            failure: None,
-            lines: LineLimit::new(FAILURE_LINES),
-        };
-        let served = Arc::new(ServedZone::new(origin, Lack::Transfer));
-        let mut expiry = Expiry::default();
-        let problem = saved.as_ref().and_then(|saved| {
-            let restored = self.restore(&served, saved, &mut expiry);
-            state.is_saved = restored == Ok(true);
-            restored.err()
-        });
-        let zone = Arc::new(SecondaryZone {
-            served,
-            primaries,
-            saved,
-            state: tokio::sync::Mutex::new(state),
-            expiry: Mutex::new(expiry),
-            notified: Notify::new(),
-            notifier: Mutex::default(),
-        });
-        zones.insert(key, Arc::downgrade(&zone));
+        let (zone, problem) = self.new_zone(origin, primaries, source, &known);
+        let zone = Arc::new(zone);
+        of_origin.push(Arc::downgrade(&zone));
         (zone, problem)
     }
 
-    /// Serves a zone from its copy. Returns whether there is one, or what is wrong with it.
-    fn restore(&self, served: &ServedZone, saved: &SavedZone, expiry: &mut Expiry) -> Result<bool, String> {
-        let (origin, path) = (served.origin(), saved.path().display());
-        let read = saved.read(origin, SystemTime::now());
-        let read =
-            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
-        let Some((zone, age)) = read else { return Ok(false) };
-        let left = Timers::of(&zone).expire.saturating_sub(age);
-        let seconds = age.as_secs();
-        if left.is_zero() {
-            served.withdraw(Lack::Expired);
-            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
-        }
-        expiry.confirm((self.clock)(), left);
-        let (serial, records) = (zone.serial(), zone.number_of_records());
-        info!("zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago");
-        served.serve(zone);
-        Ok(true)
+    /// Returns a zone that no block has. `known` are the zones with the same origin.
+    fn new_zone(
+        &self,
+        origin: Name,
+        primaries: Box<[SocketAddr]>,
+        source: Source,
+        known: &[Arc<SecondaryZone>],
+    ) -> (SecondaryZone, Option<String>) {
+        let newest =
+            |is_former: &dyn Fn(&Source) -> bool| known.iter().rev().find(|zone| is_former(&zone.source));
+        // Blocks with other listeners may have another version of the zone, which isn't for the clients of this one.
+        let former = newest(&|former| former.has_same_servers(&source))
+            .or_else(|| newest(&|former| former.has_same_listeners(&source)));
+        let saved = self.directory.as_deref().map(|directory| {
+            let usual = SavedZone::new(directory, &origin, source);
+            let mut places = known.iter().filter_map(|zone| zone.saved.as_ref());
+            match former.and_then(|former| former.saved.as_ref()) {
+                Some(saved) => saved.of_source(source),
+                None if places.any(|saved| saved.path() == usual.path()) => {
+                    SavedZone::beside(directory, &origin, source)
+                }
+                None => usual,
+            }
+        });
+        let mut zone = SecondaryZone {
+            served: Arc::new(ServedZone::new(origin, Lack::Transfer)),
+            primaries,
+            source,
+            is_of_others: AtomicBool::new(false),
+            saved,
+            state: tokio::sync::Mutex::new(State {
+                schedule: Schedule::new((self.clock)()),
+                is_saved: false,
+                failure: None,
+                lines: LineLimit::new(FAILURE_LINES),
+            }),
+            expiry: Mutex::default(),
+            notified: Notify::new(),
+            notifier: Mutex::default(),
+        };
+        let problem = match former {
+            Some(former) => {
+                zone.take_over(former);
+                None
+            }
+            None => zone.restore(self.clock).err(),
+        };
+        (zone, problem)
     }
 }
 
 // === impl SecondaryZone ===
 
 impl SecondaryZone {
+    /// Serves what another zone serves.
+    fn take_over(&mut self, former: &Self) {
+        *self.expiry.get_mut() = former.expiry.lock().clone();
+        let Some(zone) = former.served.zone() else { return };
+        let is_own = self.source.has_same_servers(&former.source);
+        *self.is_of_others.get_mut() = !is_own || former.is_of_others.load(Ordering::Relaxed);
+        self.served.serve(zone);
+    }
+
+    /// Serves the zone from its copy, if there is one.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the copy.
+    fn restore(&mut self, clock: Clock) -> Result<(), String> {
+        let Some(saved) = &self.saved else { return Ok(()) };
+        let (origin, path) = (self.served.origin(), saved.path().display());
+        let read = saved.read(origin, SystemTime::now());
+        let read =
+            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
+        let Some(Copy { zone, age, is_own }) = read else { return Ok(()) };
+        let left = Timers::of(&zone).expire.saturating_sub(age);
+        let seconds = age.as_secs();
+        if left.is_zero() {
+            self.served.withdraw(Lack::Expired);
+            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
+        }
+        self.expiry.get_mut().confirm(clock(), left);
+        let (serial, records) = (zone.serial(), zone.number_of_records());
+        let others = if is_own { "" } else { ", by the primary servers before" };
+        info!(
+            "zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago{others}"
+        );
+        self.served.serve(zone);
+        self.state.get_mut().is_saved = is_own;
+        *self.is_of_others.get_mut() = !is_own;
+        Ok(())
+    }
+
     pub(super) fn served(&self) -> &Arc<ServedZone> {
         &self.served
     }
@@ -270,7 +327,8 @@ impl SecondaryZone {
     /// Asks a primary server, and serves the zone that it has if that is newer.
     async fn ask(&self, primary: SocketAddr, following: &Following) -> Result<Checked, ClientError> {
         let origin = whole_wire_name(self.served.origin());
-        let own = self.served.zone().map(|zone| zone.serial());
+        let before = self.served.zone().map(|zone| zone.serial());
+        let own = before.filter(|_| !self.is_of_others.load(Ordering::Relaxed));
         let check = |theirs| match own {
             Some(own) if own == theirs => Ok(false),
             Some(own) if !is_newer(theirs, own) => Err(ClientError::Older { theirs, own }),
@@ -287,7 +345,8 @@ impl SecondaryZone {
             return Ok(Checked::Current);
         }
         self.served.serve(zone);
-        Ok(Checked::Replaced { before: own, copy })
+        self.is_of_others.store(false, Ordering::Relaxed);
+        Ok(Checked::Replaced { before, copy })
     }
 
     async fn new_copy(&self) -> Option<NewCopy> {

@@ -5,10 +5,13 @@ use super::*;
 use crate::dns::plugins::secondary::tests::{answer, origin, soa};
 use hickory_proto::rr::RecordType;
 
-const PRIMARY: &str = "192.0.2.1:53";
+/// Returns the source of a block at a port.
+fn source(port: u16) -> Source {
+    Source::new(&["192.0.2.1:53".parse().unwrap()], None, &[], &[port])
+}
 
 fn saved(directory: &Path) -> SavedZone {
-    SavedZone::new(&directory.join("links.zones"), &origin(), &[PRIMARY.parse().unwrap()])
+    SavedZone::new(&directory.join("links.zones"), &origin(), source(53))
 }
 
 fn at(seconds: u64) -> SystemTime {
@@ -26,7 +29,7 @@ async fn write(saved: &SavedZone, serial: u32, checked: SystemTime) {
 /// Returns the serial and the age of the copy in seconds, or what is wrong.
 fn read(saved: &SavedZone, now: u64) -> String {
     match saved.read(&origin(), at(now)) {
-        Ok(Some((zone, age))) => format!("serial {}, {} s", zone.serial(), age.as_secs()),
+        Ok(Some(Copy { zone, age, .. })) => format!("serial {}, {} s", zone.serial(), age.as_secs()),
         Ok(None) => "none".to_owned(),
         Err(error) => error.to_string(),
     }
@@ -72,7 +75,7 @@ async fn damaged_copy_is_refused() {
         fs::write(saved.path(), &whole[..length]).unwrap();
         assert!(saved.read(&origin(), at(1000)).is_err(), "{length}");
     }
-    for index in (0..whole.len()).filter(|index| !(HEAD.len()..HEAD.len() + 8).contains(index)) {
+    for index in (0..whole.len()).filter(|index| !(CHECKED_AT..CHECKED_AT + 8).contains(&(*index as u64))) {
         let mut changed = whole.clone();
         changed[index] ^= 1;
         fs::write(saved.path(), &changed).unwrap();
@@ -87,19 +90,19 @@ async fn damaged_copy_is_refused() {
 
 #[test]
 fn name_of_the_file_leads_into_no_other_directory() {
-    let name = |labels: &[&[u8]], primary: &str| {
-        file_name(&Name::from_labels(labels.iter().copied()).unwrap(), &[primary.parse().unwrap()])
+    let name = |labels: &[&[u8]], source: Option<Source>| {
+        file_name(&Name::from_labels(labels.iter().copied()).unwrap(), source)
     };
     let cut = |labels: &[&[u8]]| {
-        let name = name(labels, PRIMARY);
+        let name = name(labels, None);
         name.rsplit_once('-').map(|(origin, _)| origin.to_owned()).unwrap()
     };
     assert_eq!(cut(&[b"Example", b"org"]), "example.org");
     assert_eq!(cut(&[b"..", b"a/b", b"%", b"\0\xff"]), "%2e%2e.a%2fb.%25.%00%ff");
     assert_eq!(cut(&[]), "");
     let long = [&[0xff; 62][..]; 4];
-    assert!(name(&long, PRIMARY).len() < 200);
+    assert!(name(&long, None).len() < 200);
     let other = [&[0xff; 62][..], &[0xff; 62], &[0xff; 62], &[0xff; 61]];
-    assert_ne!(name(&long, PRIMARY), name(&other, PRIMARY));
-    assert_ne!(name(&[b"a"], PRIMARY), name(&[b"a"], "192.0.2.1:54"));
+    assert_ne!(name(&long, None), name(&other, None));
+    assert_ne!(name(&[b"a"], Some(source(53))), name(&[b"a"], Some(source(5353))));
 }
