@@ -2,18 +2,21 @@
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hickory_proto::rr::Name;
+use nix::fcntl::OFlag;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::spawn_blocking;
 
 use super::source::Source;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::zone::Zone;
+use crate::dns::zone::memory::ZoneMemory;
 use crate::dns::zone::transferred::{TransferError, TransferReader};
 use crate::model::names;
 use crate::snapshot::file::{NewFile, open};
@@ -59,6 +62,8 @@ pub(super) struct Copy {
     pub(super) zone: Zone,
     /// The time since the last check.
     pub(super) age: Duration,
+    /// Whether the last check seems to lie in the future, as after the clock was set back.
+    pub(super) is_of_future: bool,
     /// Whether the zone is of the same primary servers.
     pub(super) is_own: bool,
 }
@@ -94,7 +99,12 @@ impl SavedZone {
 
     /// Reads the copy; `None` if there is none. A zone of other primary servers may have been the block's, and is taken
     /// if the block has the same listeners. Blocks.
-    pub(super) fn read(&self, origin: &Name, now: SystemTime) -> Result<Option<Copy>, CopyError> {
+    pub(super) fn read(
+        &self,
+        origin: &Name,
+        now: SystemTime,
+        memory: ZoneMemory,
+    ) -> Result<Option<Copy>, CopyError> {
         let Some(file) = open(&self.path)? else { return Ok(None) };
         let mut file = BufReader::new(file);
         let (source, mut checked) = (read_head(&mut file)?, [0; 8]);
@@ -103,7 +113,7 @@ impl SavedZone {
         if !is_own && !source.has_same_listeners(&self.source) {
             return Err(CopyError::Source);
         }
-        let mut reader = TransferReader::new(&whole_wire_name(origin), None);
+        let mut reader = TransferReader::new(&whole_wire_name(origin), None, memory);
         let mut hash = Sha256::new_with_prefix(HEAD);
         hash.update(source.to_bytes());
         let mut message = Vec::new();
@@ -125,13 +135,19 @@ impl SavedZone {
             return Err(CopyError::Checksum);
         }
         let checked = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(checked)));
-        let age = checked.and_then(|checked| now.duration_since(checked).ok()).unwrap_or_default();
-        Ok(Some(Copy { zone: reader.finish()?, age, is_own }))
+        let age = checked.and_then(|checked| now.duration_since(checked).ok());
+        let (age, is_of_future) = (age.unwrap_or_default(), age.is_none());
+        Ok(Some(Copy { zone: reader.finish()?, age, is_of_future, is_own }))
     }
 
     /// Begins a copy, which takes the place of the one before when it is complete. Waits for one that is being written.
     pub(super) async fn begin(&self) -> io::Result<NewCopy> {
         let guard = Arc::clone(&self.writing).lock_owned().await;
+        let saved = self.clone();
+        spawn_blocking(move || saved.create(guard)).await?
+    }
+
+    fn create(&self, guard: OwnedMutexGuard<()>) -> io::Result<NewCopy> {
         if let Some(directory) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
@@ -144,9 +160,16 @@ impl SavedZone {
     }
 
     /// Notes in the copy that the zone was checked. Blocks.
-    pub(super) fn confirm(&self, checked: SystemTime) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(&self.path)?;
-        file.write_all_at(&seconds(checked), CHECKED_AT)
+    ///
+    /// # Errors
+    /// Also if the file isn't a copy of this zone.
+    pub(super) fn confirm(&self, checked: SystemTime) -> Result<(), CopyError> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.path)?;
+        if !read_head(&mut file)?.has_same_servers(&self.source) {
+            return Err(CopyError::Source);
+        }
+        Ok(file.write_all_at(&seconds(checked), CHECKED_AT)?)
     }
 }
 

@@ -264,6 +264,9 @@ async fn notify_counts_only_from_a_primary_server() {
     ] {
         assert_eq!(fixture.notify(client, name).await, expected, "{client} {name}");
     }
+    let mut request = fixture.server.clone().from("127.0.0.1").request("example.org. A");
+    request.metadata.op_code = OpCode::Notify;
+    assert_eq!(show(&Server::serve(&mut request).await.unwrap()), "FORMERR | | |");
     for qtype in [RecordType::AXFR, RecordType::IXFR] {
         let mut request = fixture.server.request("example.org. SOA");
         request.query.set_query_type(qtype);

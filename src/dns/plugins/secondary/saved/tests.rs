@@ -28,7 +28,7 @@ async fn write(saved: &SavedZone, serial: u32, checked: SystemTime) {
 
 /// Returns the serial and the age of the copy in seconds, or what is wrong.
 fn read(saved: &SavedZone, now: u64) -> String {
-    match saved.read(&origin(), at(now)) {
+    match saved.read(&origin(), at(now), ZoneMemory::default()) {
         Ok(Some(Copy { zone, age, .. })) => format!("serial {}, {} s", zone.serial(), age.as_secs()),
         Ok(None) => "none".to_owned(),
         Err(error) => error.to_string(),
@@ -54,6 +54,21 @@ async fn copy_is_read_with_its_age() {
 }
 
 #[tokio::test]
+async fn only_a_copy_of_the_zone_is_confirmed() {
+    let directory = tempfile::tempdir().unwrap();
+    let saved = saved(directory.path());
+    write(&saved, 5, at(1000)).await;
+    let moved = directory.path().join("moved");
+    fs::rename(saved.path(), &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, saved.path()).unwrap();
+    assert!(saved.confirm(at(2000)).is_err(), "a symbolic link");
+    fs::remove_file(saved.path()).unwrap();
+    fs::write(saved.path(), [7; 200]).unwrap();
+    assert!(saved.confirm(at(2000)).is_err());
+    assert_eq!(fs::read(saved.path()).unwrap(), [7; 200]);
+}
+
+#[tokio::test]
 async fn copy_that_is_given_up_leaves_the_one_before() {
     let directory = tempfile::tempdir().unwrap();
     let saved = saved(directory.path());
@@ -73,13 +88,13 @@ async fn damaged_copy_is_refused() {
     let whole = fs::read(saved.path()).unwrap();
     for length in 0..whole.len() {
         fs::write(saved.path(), &whole[..length]).unwrap();
-        assert!(saved.read(&origin(), at(1000)).is_err(), "{length}");
+        assert!(saved.read(&origin(), at(1000), ZoneMemory::default()).is_err(), "{length}");
     }
     for index in (0..whole.len()).filter(|index| !(CHECKED_AT..CHECKED_AT + 8).contains(&(*index as u64))) {
         let mut changed = whole.clone();
         changed[index] ^= 1;
         fs::write(saved.path(), &changed).unwrap();
-        assert!(saved.read(&origin(), at(1000)).is_err(), "{index}");
+        assert!(saved.read(&origin(), at(1000), ZoneMemory::default()).is_err(), "{index}");
     }
     fs::write(saved.path(), [0xff; 4096]).unwrap();
     assert_eq!(read(&saved, 0), "it isn't a copy of a zone that this version can read");

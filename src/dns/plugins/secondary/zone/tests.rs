@@ -179,6 +179,39 @@ fn zone_is_too_old(path: &Path, start: &dyn Fn() -> (Following, Arc<SecondaryZon
 }
 
 #[tokio::test]
+async fn copy_that_is_missing_is_written_again() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::<AtomicU32>::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let following = following(Some(directory.path()));
+    let (zone, _) = following.zone(&[primary.address], 53);
+    zone.check_now(&following).await;
+    let path = zone.saved.as_ref().unwrap().path().to_owned();
+    fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    // The first check finds that the file is missing; REFRESH is an hour.
+    for (hours, expected) in [(0, 1), (0, 1), (1, 2), (1, 2)] {
+        by_hand::suspend(Duration::from_secs(hours * 3600));
+        zone.check_now(&following).await;
+        assert_eq!(transfers.load(Ordering::Relaxed), expected);
+    }
+    assert!(path.exists());
+    assert_eq!(zone.state.lock().await.unsaved, None);
+}
+
+#[test]
+fn servers_have_transfers_of_their_own() {
+    let secondaries = Secondaries::with_clock(by_hand::now);
+    let server = |text: &str| secondaries.transfers_of(text.parse().unwrap());
+    let one = server("192.0.2.1:53");
+    let permits = (one.try_acquire().unwrap(), one.try_acquire().unwrap());
+    assert!(server("192.0.2.1:5353").try_acquire().is_err());
+    assert!(server("[::ffff:192.0.2.1]:53").try_acquire().is_err());
+    assert!(server("192.0.2.2:53").try_acquire().is_ok());
+    drop(permits);
+    assert!(server("192.0.2.1:53").try_acquire().is_ok());
+}
+
+#[tokio::test]
 async fn copy_that_cant_be_written_stops_no_transfer() {
     let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
     let primary = Primary::of_zone(&serial, &transfers).await;
