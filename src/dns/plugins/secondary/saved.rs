@@ -217,8 +217,8 @@ fn seconds(time: SystemTime) -> [u8; 8] {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_be_bytes()
 }
 
-/// Returns the name of the file for a zone; with a source, the name for its listeners alone. Octets other than letters, digits, `-` and `_` are
-/// escaped, so that the name leads into no other directory.
+/// Returns the name of the file for a zone; with a source, the name for its listeners alone. Octets other than letters,
+/// digits, `-` and `_` are escaped, so that the name leads into no other directory.
 fn file_name(origin: &Name, source: Option<Source>) -> String {
     let mut text = String::new();
     for label in origin.iter() {
