@@ -163,7 +163,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("nomad", None),
 ];
 
-/// Builds a server block for `zones` from its lines.
+/// Builds a server block for `zones` at these ports from its lines.
 ///
 /// # Errors
 /// Returns the errors of all lines with a plugin that isn't here, in the order of the lines, and then the first error of
@@ -171,11 +171,12 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
 pub fn build(
     lines: &[Directive],
     zones: &[Name],
+    ports: Vec<u16>,
     context: &ServerContext,
 ) -> Result<BlockBuilder, Vec<CorefileError>> {
     let refused = |line: &Directive| refusal(line.name()).map(|why| line.error(why));
     let mut errors: Vec<CorefileError> = lines.iter().filter_map(refused).collect();
-    let mut builder = BlockBuilder::default();
+    let mut builder = BlockBuilder { ports, ..BlockBuilder::default() };
     let of =
         |name: &str| -> Vec<Directive> { lines.iter().filter(|line| line.name() == name).cloned().collect() };
     for (name, set_up) in ORDER {

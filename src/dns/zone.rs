@@ -4,6 +4,7 @@ mod builder;
 mod data;
 mod fields;
 mod lookup;
+pub mod memory;
 mod reader;
 pub(super) mod record;
 mod transfer;

@@ -1,5 +1,6 @@
 //! Properties of zones in arbitrary bytes of a primary server, shared by the property test and the fuzz target.
 
+use lb_linker::dns::zone::memory::ZoneMemory;
 use lb_linker::dns::zone::transferred::{TransferError, TransferReader};
 
 const ORIGIN: &[u8] = b"\x07example\x03org\x00";
@@ -7,7 +8,7 @@ const ORIGIN: &[u8] = b"\x07example\x03org\x00";
 /// Reads the bytes as the TCP stream of a transfer of `example.org`, with any id. Returns the outcome, or the violated
 /// property.
 pub fn try_transfer(bytes: &[u8]) -> Result<&'static str, String> {
-    let (mut reader, mut rest) = (TransferReader::new(ORIGIN, None), bytes);
+    let (mut reader, mut rest) = (TransferReader::new(ORIGIN, None, ZoneMemory::default()), bytes);
     let (mut is_complete, mut sent) = (false, 0);
     while let Some((length, after)) = rest.split_first_chunk() {
         let Some((message, after)) = after.split_at_checked(u16::from_be_bytes(*length).into()) else {

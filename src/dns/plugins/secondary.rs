@@ -17,14 +17,17 @@
 //! *transfer* sends them to other servers.
 //!
 //! A transfer that isn't accepted is a warning in the log, and the zone before stays: what *file* rejects is rejected
-//! here, too, such as a record outside the zone, NSEC3 records, or more than 1,000,000 records or 256 MiB in a zone; so
-//! is a transfer that ends early, whose last SOA record isn't the first one, that takes more than 10 minutes, or a
-//! message that takes more than 20 s. After such a transfer the next try is after 2 s, then ever later, up to 10
-//! minutes; NOTIFY doesn't shorten this. At most 4 zones are transferred at the same time.
+//! here, too, such as a record outside the zone or NSEC3 records; so is a transfer that ends early, whose last SOA record
+//! isn't the first one, that takes more than 10 minutes, or a message that takes more than 20 s. Zones take at most 32 MiB
+//! of memory while they are received, some 300,000 records, and all zones together 64 MiB. After such a transfer the next
+//! try is after 2 s, then ever later, up to 10 minutes; NOTIFY doesn't shorten this. At most 4 zones are transferred at
+//! the same time, and 2 from one address.
 //!
 //! With *tsig* in the block, questions are signed with the key that it has for the zone, and the answers have to be
 //! signed with it, too. [Zone transfers](transfers.md) has a complete example with BIND. *secondary* doesn't use IXFR
 //! (each transfer has the whole zone) or TLS, and NOTIFY by HTTPS isn't taken.
+//!
+//! When `transfer from` changes, the zone before is answered until one of the new servers sends the zone, or it expires.
 //!
 //! With `--snapshot PATH`, each zone is kept in a file of the directory `PATH.zones`, too: a start without the primary
 //! servers answers from it, until the zone expires, counted from the last time that a server confirmed it. A file has
@@ -57,6 +60,7 @@
 mod client;
 mod saved;
 mod schedule;
+mod source;
 #[cfg(test)]
 mod tests;
 pub(super) mod zone;
@@ -67,7 +71,8 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use hickory_proto::op::{OpCode, ResponseCode};
-use hickory_proto::rr::Name;
+use hickory_proto::rr::{Name, RecordType};
+use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tracing::warn;
 
@@ -83,6 +88,7 @@ use crate::dns::message::presentation::name_text;
 use crate::dns::message::query::is_transfer;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::model::line_limit::LineLimit;
+use source::Source;
 use zone::{Following, SecondaryZone};
 
 const NAME: &str = "secondary";
@@ -92,7 +98,7 @@ const EXPECTED: &str = "the address of a server, such as 192.0.2.53 or [2001:db8
 #[derive(Debug)]
 struct Secondary {
     zones: ZoneMap,
-    followed: Vec<Arc<SecondaryZone>>,
+    followed: IndexMap<Name, Arc<SecondaryZone>>,
     /// The zones in which names that don't exist fall through.
     fallthrough: ZoneSet,
     /// The limit of lines about NOTIFY that is refused.
@@ -102,7 +108,7 @@ struct Secondary {
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let mut plugin = Secondary {
         zones: ZoneMap::default(),
-        followed: Vec::new(),
+        followed: IndexMap::new(),
         fallthrough: ZoneSet::default(),
         refusals: Mutex::default(),
     };
@@ -110,13 +116,15 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let primaries = primaries(setup, line, &mut plugin.fallthrough)?;
         for origin in setup.zones_or_own(line.arguments())?.all() {
             let secondaries = setup.context.secondaries.clone();
-            let (zone, problem) = secondaries.zone(origin.clone(), primaries.as_slice().into());
+            let builder = &setup.builder;
+            let key = builder.tsig.as_ref().and_then(|keys| keys.for_zone(origin));
+            let source = Source::new(&primaries, key.as_deref(), &builder.bind, &builder.ports);
+            let (zone, problem) = secondaries.zone(origin.clone(), primaries.as_slice().into(), source);
             if plugin.zones.insert(Arc::clone(zone.served())).is_some() {
                 return Err(setup.repeated_zone(line, origin));
             }
             setup.builder.warnings.extend(problem.map(|problem| line.error(problem)));
-            plugin.followed.push(Arc::clone(&zone));
-            let key = setup.builder.tsig.as_ref().and_then(|keys| keys.for_zone(origin));
+            plugin.followed.insert(origin.clone(), Arc::clone(&zone));
             let following = Following { secondaries, key };
             setup.add_task(move |_, stop| zone.follow(following, stop));
         }
@@ -211,14 +219,17 @@ impl Plugin for Secondary {
 
 impl Secondary {
     fn lacking(&self) -> impl Iterator<Item = &Name> {
-        let lacking = self.followed.iter().filter(|zone| zone.served().zone().is_none());
+        let lacking = self.followed.values().filter(|zone| zone.served().zone().is_none());
         lacking.map(|zone| zone.served().origin())
     }
 
     /// Answers NOTIFY (RFC 1996 section 4.7).
     fn notified(&self, request: &Request) -> PluginResult {
         let (origin, client) = (request.query.name(), request.client.ip());
-        let Some(zone) = self.followed.iter().find(|zone| zone.served().origin() == origin) else {
+        if request.query.query_type() != RecordType::SOA {
+            return Err(PluginError::new(ResponseCode::FormErr, ""));
+        }
+        let Some(zone) = self.followed.get(origin) else {
             return Err(PluginError::new(ResponseCode::NotAuth, ""));
         };
         if !zone.is_primary(client) {

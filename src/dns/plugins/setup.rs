@@ -128,6 +128,7 @@ pub struct BlockBuilder {
     pub root: PathBuf,
     /// The listen addresses; empty for all addresses.
     pub bind: Vec<IpAddr>,
+    pub ports: Vec<u16>,
     pub tls: Option<TlsAcceptor>,
     pub timeouts: Timeouts,
     /// The maximum number of connections that `https` sets.

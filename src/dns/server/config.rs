@@ -361,7 +361,8 @@ impl Configuration {
                 zones.push(address.zone.clone());
             }
         }
-        let builder = build(&block.lines, &zones, context)?;
+        let ports = served.iter().map(|(address, _)| address.port).collect();
+        let builder = build(&block.lines, &zones, ports, context)?;
         for (address, word) in served {
             self.add_address(&address, word, block, &builder).map_err(|error| vec![error])?;
         }

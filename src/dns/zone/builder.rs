@@ -141,6 +141,13 @@ impl ZoneBuilder {
         Ok(())
     }
 
+    /// Returns how much memory the zone takes, in bytes, with what it takes only while it is built.
+    pub(super) fn bytes(&self) -> usize {
+        const NAME: usize = size_of::<Node>() + size_of::<Kinds>() + 2 * size_of::<u32>();
+        const RECORD: usize = size_of::<Record>() + size_of::<Rrset>() + size_of::<u32>();
+        self.octets.len() + NAME * self.nodes.len() + RECORD * self.records.len()
+    }
+
     fn offset(&self) -> u32 {
         // `MAX_OCTETS` is less than 4 GiB.
         u32::try_from(self.octets.len()).unwrap_or(u32::MAX)
@@ -226,6 +233,7 @@ impl ZoneBuilder {
             hasher: self.hasher,
             nsec_nodes: Vec::new(),
             outdated: OutdatedFlag::default(),
+            memory: None,
         };
         if zone.rrset(APEX, RecordType::SOA.into()).is_none() {
             return Err("the zone has no SOA record at its origin".to_owned());

@@ -9,6 +9,7 @@ use hickory_proto::rr::RecordType;
 use smallvec::SmallVec;
 
 use super::builder::ZoneBuilder;
+use super::memory::Share;
 use super::reader::{FileRecord, FileVersion, Reader, ZoneError};
 use crate::dns::message::validity::OutdatedFlag;
 
@@ -35,6 +36,8 @@ pub struct Zone {
     pub(super) nsec_nodes: Vec<NodeId>,
     /// Set when the zone is replaced, or isn't served any more.
     pub(super) outdated: OutdatedFlag,
+    /// The part that a transferred zone has of the memory for such zones.
+    pub(super) memory: Option<Share>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

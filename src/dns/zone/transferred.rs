@@ -8,6 +8,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::builder::{MAX_OCTETS, MAX_RECORDS, ZoneBuilder, is_same_soa};
 use super::data::Zone;
+use super::memory::{MAX_KEPT, MAX_RECEIVED, Share, ZoneMemory};
 use super::reader::{FileRecord, MAX_TTL};
 use super::record::is_valid;
 use crate::dns::message::header::{HEADER, question};
@@ -44,6 +45,10 @@ pub enum TransferError {
     Record(RecordError),
     #[error("a zone is sent in at most {MAX_SENT} records, and {MAX_BYTES} bytes")]
     TooLarge,
+    #[error("zones take at most {} MiB of memory while they are received", MAX_RECEIVED >> 20)]
+    ReceivedMemory,
+    #[error("the zones of all primary servers take at most {} MiB of memory", MAX_KEPT >> 20)]
+    KeptMemory,
     #[error("the transfer ends before the last SOA record")]
     Incomplete,
     #[error("{0}")]
@@ -70,6 +75,8 @@ impl fmt::Display for RecordError {
 pub struct TransferReader {
     origin: Box<[u8]>,
     builder: ZoneBuilder,
+    memory: ZoneMemory,
+    received: Share,
     /// The id of the query; without one that of the first message.
     id: Option<u16>,
     /// The data of the first record.
@@ -85,10 +92,12 @@ pub struct TransferReader {
 impl TransferReader {
     /// `origin` is in wire form, in lower case.
     #[must_use]
-    pub fn new(origin: &[u8], id: Option<u16>) -> Self {
+    pub fn new(origin: &[u8], id: Option<u16>, memory: ZoneMemory) -> Self {
         Self {
             origin: origin.into(),
             builder: ZoneBuilder::new(origin),
+            received: memory.receive(),
+            memory,
             id,
             soa: None,
             is_complete: false,
@@ -118,6 +127,9 @@ impl TransferReader {
         let mut at = start;
         for _ in 0..count {
             at = self.record(message, at)?;
+        }
+        if !self.received.resize(self.builder.bytes(), MAX_RECEIVED) {
+            return Err(TransferError::ReceivedMemory);
         }
         Ok(self.is_complete)
     }
@@ -161,12 +173,14 @@ impl TransferReader {
     /// Returns the zone.
     ///
     /// # Errors
-    /// If it isn't complete.
+    /// If it isn't complete, or there is no memory for it.
     pub fn finish(self) -> Result<Zone, TransferError> {
         if !self.is_complete {
             return Err(TransferError::Incomplete);
         }
-        self.builder.build().map_err(TransferError::Zone)
+        let memory = self.memory.keep(self.builder.bytes())?;
+        let zone = self.builder.build().map_err(TransferError::Zone)?;
+        Ok(Zone { memory: Some(memory), ..zone })
     }
 }
 

@@ -102,8 +102,8 @@ impl ServedZone {
     }
 
     /// Serves a zone from now on.
-    pub(in crate::dns::plugins) fn serve(&self, zone: Zone) {
-        self.replace(Some(Arc::new(zone)));
+    pub(in crate::dns::plugins) fn serve(&self, zone: impl Into<Arc<Zone>>) {
+        self.replace(Some(zone.into()));
     }
 
     /// Stops serving the zone.

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hickory_proto::rr::{DNSClass, RecordType};
@@ -16,6 +17,7 @@ use super::saved::NewCopy;
 use super::schedule::Failure;
 use crate::dns::message::tsig::{self, Key, ReplyChecker, TsigError};
 use crate::dns::zone::Zone;
+use crate::dns::zone::memory::ZoneMemory;
 use crate::dns::zone::transferred::{TransferError, TransferReader, serial_in};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,6 +44,9 @@ pub(super) enum ClientError {
     Answer(#[from] TransferError),
     #[error("{0}")]
     Signature(#[from] TsigError),
+    /// The transfer had begun.
+    #[error("{0}")]
+    Begun(Box<Self>),
     #[error("the zone can't be read: {0}")]
     Panic(#[from] JoinError),
 }
@@ -55,7 +60,7 @@ impl ClientError {
             | Self::Silent
             | Self::Signature(_)
             | Self::Older { .. } => Failure::NoAnswer,
-            Self::Answer(_) | Self::Slow | Self::Panic(_) => Failure::RefusedZone,
+            Self::Answer(_) | Self::Begun(_) | Self::Slow | Self::Panic(_) => Failure::RefusedZone,
         }
     }
 }
@@ -142,12 +147,15 @@ pub(super) async fn transfer(
     origin: &[u8],
     key: Option<Arc<Key>>,
     copy: Option<NewCopy>,
+    memory: ZoneMemory,
 ) -> Result<(Zone, Option<NewCopy>), ClientError> {
+    let has_begun = Arc::new(AtomicBool::new(false));
     let transfer = async {
         let (connection, signatures) = Connection::open(primary, origin, RecordType::AXFR, key).await?;
         let (sender, messages) = mpsc::channel(MAX_UNREAD);
-        let reader = TransferReader::new(origin, Some(connection.id));
-        let mut building = spawn_blocking(move || build(reader, signatures, messages, copy));
+        let reader = TransferReader::new(origin, Some(connection.id), memory);
+        let begun = Arc::clone(&has_begun);
+        let mut building = spawn_blocking(move || build(reader, signatures, messages, copy, &begun));
         let broken = tokio::select! {
             built = &mut building => return built?,
             broken = receive(connection, sender) => broken,
@@ -158,7 +166,12 @@ pub(super) async fn transfer(
             (built, _) => built,
         }
     };
-    timeout(TRANSFER_TIMEOUT, transfer).await.unwrap_or(Err(ClientError::Slow))
+    let ended = timeout(TRANSFER_TIMEOUT, transfer).await.unwrap_or(Err(ClientError::Slow));
+    ended.map_err(
+        |error| {
+            if has_begun.load(Ordering::Relaxed) { ClientError::Begun(Box::new(error)) } else { error }
+        },
+    )
 }
 
 /// Passes messages on, until the reader has ended, or the connection is broken.
@@ -176,10 +189,12 @@ fn build(
     mut signatures: Signatures,
     mut messages: mpsc::Receiver<Vec<u8>>,
     mut copy: Option<NewCopy>,
+    has_begun: &AtomicBool,
 ) -> Result<(Zone, Option<NewCopy>), ClientError> {
     while let Some(mut message) = messages.blocking_recv() {
         signatures.check(&mut message)?;
         let is_last = reader.read(&message)?;
+        has_begun.store(true, Ordering::Relaxed);
         copy.iter_mut().for_each(|copy| copy.add(&message));
         if is_last {
             signatures.end()?;

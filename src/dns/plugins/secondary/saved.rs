@@ -2,24 +2,29 @@
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
-use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hickory_proto::rr::Name;
+use nix::fcntl::OFlag;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::spawn_blocking;
 
+use super::source::Source;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::zone::Zone;
+use crate::dns::zone::memory::ZoneMemory;
 use crate::dns::zone::transferred::{TransferError, TransferReader};
 use crate::model::names;
 use crate::snapshot::file::{NewFile, open};
 
-/// What a copy begins with. After it stands the time of the last check, which the checksum leaves out.
-const HEAD: &[u8; 17] = b"lb-linker zone 1\n";
+/// What a copy begins with. After it stand the source, and the time of the last check, which the checksum leaves out.
+const HEAD: &[u8; 17] = b"lb-linker zone 2\n";
+/// Where the time of the last check stands.
+const CHECKED_AT: u64 = (HEAD.len() + Source::SIZE) as u64;
 /// The maximum length of the origin in the name of a file, in characters.
 const MAX_NAME: usize = 150;
 /// The number of digits of the hash in the name of a file.
@@ -34,6 +39,8 @@ pub(super) enum CopyError {
     Cut,
     #[error("it isn't a copy of a zone that this version can read")]
     Head,
+    #[error("it is of other primary servers, for other listen addresses")]
+    Source,
     #[error("its checksum doesn't match its content")]
     Checksum,
     #[error("{0}")]
@@ -44,8 +51,21 @@ pub(super) enum CopyError {
 #[derive(Clone, Debug)]
 pub(super) struct SavedZone {
     path: PathBuf,
+    source: Source,
     /// Held while a copy is written.
     writing: Arc<Mutex<()>>,
+}
+
+/// What a copy has.
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub(super) zone: Zone,
+    /// The time since the last check.
+    pub(super) age: Duration,
+    /// Whether the last check seems to lie in the future, as after the clock was set back.
+    pub(super) is_of_future: bool,
+    /// Whether the zone is of the same primary servers.
+    pub(super) is_own: bool,
 }
 
 /// A copy that is being written.
@@ -59,26 +79,44 @@ pub(super) struct NewCopy {
 }
 
 impl SavedZone {
-    pub(super) fn new(directory: &Path, origin: &Name, primaries: &[SocketAddr]) -> Self {
-        Self { path: directory.join(file_name(origin, primaries)), writing: Arc::default() }
+    pub(super) fn new(directory: &Path, origin: &Name, source: Source) -> Self {
+        Self { path: directory.join(file_name(origin, None)), source, writing: Arc::default() }
+    }
+
+    /// Returns the place for a zone whose origin is that of another block's zone, which has the usual place.
+    pub(super) fn beside(directory: &Path, origin: &Name, source: Source) -> Self {
+        Self { path: directory.join(file_name(origin, Some(source))), source, writing: Arc::default() }
+    }
+
+    /// Returns the same place, for a zone with another source.
+    pub(super) fn of_source(&self, source: Source) -> Self {
+        Self { source, ..self.clone() }
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the copy, and returns it with the time since the last check; `None` if there is none. Blocks.
-    pub(super) fn read(&self, origin: &Name, now: SystemTime) -> Result<Option<(Zone, Duration)>, CopyError> {
+    /// Reads the copy; `None` if there is none. A zone of other primary servers may have been the block's, and is taken
+    /// if the block has the same listeners. Blocks.
+    pub(super) fn read(
+        &self,
+        origin: &Name,
+        now: SystemTime,
+        memory: ZoneMemory,
+    ) -> Result<Option<Copy>, CopyError> {
         let Some(file) = open(&self.path)? else { return Ok(None) };
         let mut file = BufReader::new(file);
-        let (mut head, mut checked) = ([0; HEAD.len()], [0; 8]);
-        let begun = file.read_exact(&mut head).and_then(|()| file.read_exact(&mut checked));
-        begun.map_err(|_| CopyError::Head)?;
-        if head != *HEAD {
-            return Err(CopyError::Head);
+        let (source, mut checked) = (read_head(&mut file)?, [0; 8]);
+        file.read_exact(&mut checked).map_err(|_| CopyError::Head)?;
+        let is_own = source.has_same_servers(&self.source);
+        if !is_own && !source.has_same_listeners(&self.source) {
+            return Err(CopyError::Source);
         }
-        let mut reader = TransferReader::new(&whole_wire_name(origin), None);
-        let (mut hash, mut message) = (Sha256::new_with_prefix(HEAD), Vec::new());
+        let mut reader = TransferReader::new(&whole_wire_name(origin), None, memory);
+        let mut hash = Sha256::new_with_prefix(HEAD);
+        hash.update(source.to_bytes());
+        let mut message = Vec::new();
         loop {
             let mut length = [0; 2];
             read_whole(&mut file, &mut length)?;
@@ -97,27 +135,41 @@ impl SavedZone {
             return Err(CopyError::Checksum);
         }
         let checked = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(checked)));
-        let age = checked.and_then(|checked| now.duration_since(checked).ok()).unwrap_or_default();
-        Ok(Some((reader.finish()?, age)))
+        let age = checked.and_then(|checked| now.duration_since(checked).ok());
+        let (age, is_of_future) = (age.unwrap_or_default(), age.is_none());
+        Ok(Some(Copy { zone: reader.finish()?, age, is_of_future, is_own }))
     }
 
     /// Begins a copy, which takes the place of the one before when it is complete. Waits for one that is being written.
     pub(super) async fn begin(&self) -> io::Result<NewCopy> {
         let guard = Arc::clone(&self.writing).lock_owned().await;
+        let saved = self.clone();
+        spawn_blocking(move || saved.create(guard)).await?
+    }
+
+    fn create(&self, guard: OwnedMutexGuard<()>) -> io::Result<NewCopy> {
         if let Some(directory) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
         let file = NewFile::create(&self.path)?;
         let mut copy = NewCopy { file, hash: Sha256::new(), written: Ok(()), _guard: guard };
         copy.write(HEAD);
+        copy.write(&self.source.to_bytes());
         copy.written = copy.written.and_then(|()| copy.file.file().write_all(&[0; 8]));
         Ok(copy)
     }
 
     /// Notes in the copy that the zone was checked. Blocks.
-    pub(super) fn confirm(&self, checked: SystemTime) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).open(&self.path)?;
-        file.write_all_at(&seconds(checked), HEAD.len() as u64)
+    ///
+    /// # Errors
+    /// Also if the file isn't a copy of this zone.
+    pub(super) fn confirm(&self, checked: SystemTime) -> Result<(), CopyError> {
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.path)?;
+        if !read_head(&mut file)?.has_same_servers(&self.source) {
+            return Err(CopyError::Source);
+        }
+        Ok(file.write_all_at(&seconds(checked), CHECKED_AT)?)
     }
 }
 
@@ -141,9 +193,17 @@ impl NewCopy {
         self.written?;
         let file = self.file.file();
         file.write_all(&self.hash.finalize())?;
-        file.write_all_at(&seconds(checked), HEAD.len() as u64)?;
+        file.write_all_at(&seconds(checked), CHECKED_AT)?;
         self.file.replace()
     }
+}
+
+/// Reads what precedes the time of the last check, and returns the source.
+fn read_head(file: &mut impl Read) -> Result<Source, CopyError> {
+    let (mut head, mut source) = ([0; HEAD.len()], [0; Source::SIZE]);
+    let read = file.read_exact(&mut head).and_then(|()| file.read_exact(&mut source));
+    read.map_err(|_| CopyError::Head)?;
+    if head == *HEAD { Ok(Source::of_bytes(&source)) } else { Err(CopyError::Head) }
 }
 
 fn read_whole(from: &mut impl Read, to: &mut [u8]) -> Result<(), CopyError> {
@@ -157,9 +217,9 @@ fn seconds(time: SystemTime) -> [u8; 8] {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_be_bytes()
 }
 
-/// Returns the name of the file for a zone from these servers. Octets other than letters, digits, `-` and `_` are
-/// escaped, so that the name leads into no other directory.
-fn file_name(origin: &Name, primaries: &[SocketAddr]) -> String {
+/// Returns the name of the file for a zone; with a source, the name for its listeners alone. Octets other than letters,
+/// digits, `-` and `_` are escaped, so that the name leads into no other directory.
+fn file_name(origin: &Name, source: Option<Source>) -> String {
     let mut text = String::new();
     for label in origin.iter() {
         if !text.is_empty() {
@@ -172,7 +232,8 @@ fn file_name(origin: &Name, primaries: &[SocketAddr]) -> String {
             }
         }
     }
-    let hash = names::hash_of(format!("{text} {primaries:?}"));
+    let listeners = source.as_ref().map_or(&[][..], Source::listeners);
+    let hash = names::hash_of([text.as_bytes(), listeners].concat());
     text.truncate(MAX_NAME);
     format!("{text}-{}.zone", &hash[..DIGITS])
 }

@@ -22,7 +22,7 @@ const CLOCK_LOOK: Duration = Duration::from_secs(30);
 /// The pauses that the SOA record of a zone asks for, within bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Timers {
-    refresh: Duration,
+    pub(super) refresh: Duration,
     retry: Duration,
     pub(super) expire: Duration,
 }
@@ -80,6 +80,12 @@ impl Schedule {
         self.due = self.due.min(self.notify_from.max(now));
     }
 
+    /// Notes that the zone has expired: the pauses are those without a zone.
+    pub(super) fn expire(&mut self, now: BootInstant) {
+        self.failures = 0;
+        self.notify(now);
+    }
+
     /// Notes that a primary server has confirmed the zone. The pause is multiplied by `jitter`.
     pub(super) fn confirm(&mut self, now: BootInstant, timers: Timers, jitter: f64) {
         (self.failures, self.refused) = (0, 0);
@@ -104,7 +110,7 @@ impl Schedule {
 }
 
 /// When a zone expires, if there is one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Expiry(Option<BootInstant>);
 
 impl Expiry {
@@ -226,6 +232,20 @@ mod tests {
         schedule.confirm(now, timers, 1.0);
         schedule.notify(now + seconds(20));
         assert!(schedule.is_due(now + seconds(20)));
+    }
+
+    #[test]
+    fn expired_zone_is_asked_for_at_once() {
+        let (now, timers) = (by_hand::now(), Timers::new([3600, 604_800, 86_400]));
+        let mut schedule = Schedule::new(now);
+        schedule.confirm(now, timers, 1.0);
+        schedule.fail(now, Failure::NoAnswer, Some(timers), 1.0);
+        let later = now + seconds(86_400);
+        assert!(!schedule.is_due(later));
+        schedule.expire(later);
+        assert!(schedule.is_due(later));
+        schedule.fail(later, Failure::NoAnswer, None, 1.0);
+        assert_eq!(schedule.pause(later), Duration::from_millis(250));
     }
 
     #[test]

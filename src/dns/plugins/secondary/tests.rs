@@ -142,6 +142,12 @@ fn lines_without_a_usable_server_are_refused() {
     assert_eq!(primaries, ["192.0.2.1:53", "[2001:db8::1]:53", "[2001:db8::1]:53", "192.0.2.1:5353"]);
 }
 
+/// Returns the zone of a server with these primary servers, without a key.
+fn known(server: &TestServer, primaries: &[SocketAddr]) -> Arc<SecondaryZone> {
+    let source = Source::new(primaries, None, &[], &[53]);
+    server.shared.secondaries.zone(origin(), primaries.into(), source).0
+}
+
 /// A server with one zone, whose checks the test makes.
 struct Fixture {
     server: TestServer,
@@ -154,7 +160,7 @@ impl Fixture {
         let lines =
             format!("secondary example.org {{\ntransfer from {}\n{more}\n}}\nwhoami", words.join(" "));
         let server = TestServer::block(&lines).edns(1232);
-        let (zone, _) = server.shared.secondaries.zone(origin(), primaries.into());
+        let zone = known(&server, primaries);
         Self { server, zone }
     }
 
@@ -213,7 +219,7 @@ async fn zone_is_answered_from_its_transfer_on() {
     assert_eq!(fixture.address().await, address(6), "an older zone isn't transferred");
     assert_eq!(transfers.load(Ordering::Relaxed), 2);
     // A block that is built again serves the same zone.
-    let again = fixture.server.shared.secondaries.zone(origin(), [primary.address].into()).0;
+    let again = known(&fixture.server, &[primary.address]);
     assert!(Arc::ptr_eq(&again, &fixture.zone));
 }
 
@@ -258,6 +264,9 @@ async fn notify_counts_only_from_a_primary_server() {
     ] {
         assert_eq!(fixture.notify(client, name).await, expected, "{client} {name}");
     }
+    let mut request = fixture.server.clone().from("127.0.0.1").request("example.org. A");
+    request.metadata.op_code = OpCode::Notify;
+    assert_eq!(show(&Server::serve(&mut request).await.unwrap()), "FORMERR | | |");
     for qtype in [RecordType::AXFR, RecordType::IXFR] {
         let mut request = fixture.server.request("example.org. SOA");
         request.query.set_query_type(qtype);

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime};
 
@@ -18,43 +18,55 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::client::{self, ClientError};
-use super::saved::{NewCopy, SavedZone};
+use super::saved::{Copy, NewCopy, SavedZone};
 use super::schedule::{Expiry, Failure, Schedule, Timers};
-use crate::boot_clock::{self, Clock};
+use super::source::Source;
+use crate::boot_clock::{self, BootInstant, Clock};
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::tsig::Key;
 use crate::dns::plugins::file::zone_map::{Lack, ServedZone};
+use crate::dns::zone::memory::ZoneMemory;
 use crate::dns::zone::transferred::is_newer;
 use crate::model::line_limit::LineLimit;
 
 /// The maximum number of transfers at the same time.
 const MAX_TRANSFERS: usize = 4;
+/// The maximum number of them from one address: a slow server must leave room for other ones.
+const MAX_TRANSFERS_OF_SERVER: usize = 2;
 /// The maximum number of lines per minute about failed checks of a zone.
 const FAILURE_LINES: usize = 3;
 
-/// The zones that blocks have from primary servers, by their origins and servers: a block that is built again serves the
-/// same zones.
+/// The zones that blocks have from primary servers: a block that is built again serves the same zones.
 #[derive(Clone, Debug)]
 pub struct Secondaries {
     zones: Arc<Mutex<KnownZones>>,
     transfers: Arc<Semaphore>,
+    transfers_of_servers: Arc<Mutex<HashMap<IpAddr, Arc<Semaphore>>>>,
+    memory: ZoneMemory,
     /// Where copies of zones are kept; `None` to keep none.
     directory: Option<Arc<Path>>,
     clock: Clock,
 }
 
-type KnownZones = HashMap<(Name, Box<[SocketAddr]>), Weak<SecondaryZone>>;
+/// Zones by their origins.
+type KnownZones = HashMap<Name, Vec<Weak<SecondaryZone>>>;
 
 #[derive(Debug)]
 pub(super) struct SecondaryZone {
     served: Arc<ServedZone>,
     primaries: Box<[SocketAddr]>,
+    source: Source,
+    /// Whether the zone that is served is of the primary servers before a change of the Corefile. It is served until one of
+    /// the new ones sends the zone, with whatever serial.
+    is_of_others: AtomicBool,
     saved: Option<SavedZone>,
     /// Held by the task that keeps the zone up to date: several blocks may have the zone.
     state: tokio::sync::Mutex<State>,
     expiry: Mutex<Expiry>,
     /// Wakes the task after NOTIFY.
     notified: Notify,
+    /// Wakes the task when the zone has expired.
+    expired: Notify,
     /// The primary server that has sent the last NOTIFY.
     notifier: Mutex<Option<IpAddr>>,
 }
@@ -64,6 +76,12 @@ struct State {
     schedule: Schedule,
     /// Whether the copy on disk is the zone that is served.
     is_saved: bool,
+    /// Whether the copy seems to be of the future: each start would count its age from then.
+    is_of_future: bool,
+    /// Why it isn't saved, if that was logged.
+    unsaved: Option<String>,
+    /// The earliest time of a transfer that is only for the copy.
+    save_from: BootInstant,
     /// The text about the last check, if it failed.
     failure: Option<String>,
     lines: LineLimit,
@@ -80,7 +98,21 @@ pub(super) struct Following {
 /// What a primary server has said.
 enum Checked {
     Current,
-    Replaced { before: Option<u32>, copy: Option<NewCopy> },
+    /// The zone was sent after the question at `asked`.
+    Sent {
+        asked: BootInstant,
+        before: Option<u32>,
+        copy: Option<NewCopy>,
+    },
+}
+
+impl Checked {
+    fn asked(&self) -> Option<BootInstant> {
+        match self {
+            Self::Current => None,
+            Self::Sent { asked, .. } => Some(*asked),
+        }
+    }
 }
 
 // === impl Secondaries ===
@@ -94,7 +126,22 @@ impl Default for Secondaries {
 impl Secondaries {
     pub(super) fn with_clock(clock: Clock) -> Self {
         let transfers = Arc::new(Semaphore::new(MAX_TRANSFERS));
-        Self { zones: Arc::default(), transfers, directory: None, clock }
+        Self {
+            zones: Arc::default(),
+            transfers,
+            transfers_of_servers: Arc::default(),
+            memory: ZoneMemory::default(),
+            directory: None,
+            clock,
+        }
+    }
+
+    /// Returns the limit of transfers from a server.
+    fn transfers_of(&self, primary: SocketAddr) -> Arc<Semaphore> {
+        let mut servers = self.transfers_of_servers.lock();
+        servers.retain(|_, transfers| Arc::strong_count(transfers) > 1);
+        let new = || Arc::new(Semaphore::new(MAX_TRANSFERS_OF_SERVER));
+        Arc::clone(servers.entry(primary.ip().to_canonical()).or_insert_with(new))
     }
 
     /// Keeps copies of the zones beside a file.
@@ -104,73 +151,129 @@ impl Secondaries {
         self.directory = Some(PathBuf::from(directory).into());
     }
 
-    /// Returns the zone of primary servers. If no block has it, it is read from its copy on disk; then also returns what
-    /// is wrong with the copy.
+    /// Returns the zone of primary servers. If no block has it, it is taken from the zone that it replaces, or from its copy
+    /// on disk; then also returns what is wrong with the copy.
     pub(super) fn zone(
         &self,
         origin: Name,
         primaries: Box<[SocketAddr]>,
+        source: Source,
     ) -> (Arc<SecondaryZone>, Option<String>) {
         let mut zones = self.zones.lock();
         if zones.len() == zones.capacity() {
-            zones.retain(|_, zone| zone.strong_count() > 0);
+            zones.retain(|_, zones| zones.iter().any(|zone| zone.strong_count() > 0));
         }
-        let key = (origin, primaries);
-        if let Some(known) = zones.get(&key).and_then(Weak::upgrade) {
-            return (known, None);
+        let of_origin = zones.entry(origin.clone()).or_default();
+        of_origin.retain(|zone| zone.strong_count() > 0);
+        let known: Vec<Arc<SecondaryZone>> = of_origin.iter().filter_map(Weak::upgrade).collect();
+        let same =
+            known.iter().find(|zone| zone.primaries == primaries && zone.source.has_same_servers(&source));
+        if let Some(same) = same {
+            return (Arc::clone(same), None);
         }
-        let (origin, primaries) = key.clone();
-        let saved = self.directory.as_deref().map(|path| SavedZone::new(path, &origin, &primaries));
-        let mut state = State {
-            schedule: Schedule::new((self.clock)()),
-            is_saved: false,
-            failure: None,
-            lines: LineLimit::new(FAILURE_LINES),
-        };
-        let served = Arc::new(ServedZone::new(origin, Lack::Transfer));
-        let mut expiry = Expiry::default();
-        let problem = saved.as_ref().and_then(|saved| {
-            let restored = self.restore(&served, saved, &mut expiry);
-            state.is_saved = restored == Ok(true);
-            restored.err()
-        });
-        let zone = Arc::new(SecondaryZone {
-            served,
-            primaries,
-            saved,
-            state: tokio::sync::Mutex::new(state),
-            expiry: Mutex::new(expiry),
-            notified: Notify::new(),
-            notifier: Mutex::default(),
-        });
-        zones.insert(key, Arc::downgrade(&zone));
+        let (zone, problem) = self.new_zone(origin, primaries, source, &known);
+        let zone = Arc::new(zone);
+        of_origin.push(Arc::downgrade(&zone));
         (zone, problem)
     }
 
-    /// Serves a zone from its copy. Returns whether there is one, or what is wrong with it.
-    fn restore(&self, served: &ServedZone, saved: &SavedZone, expiry: &mut Expiry) -> Result<bool, String> {
-        let (origin, path) = (served.origin(), saved.path().display());
-        let read = saved.read(origin, SystemTime::now());
-        let read =
-            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
-        let Some((zone, age)) = read else { return Ok(false) };
-        let left = Timers::of(&zone).expire.saturating_sub(age);
-        let seconds = age.as_secs();
-        if left.is_zero() {
-            served.withdraw(Lack::Expired);
-            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
-        }
-        expiry.confirm((self.clock)(), left);
-        let (serial, records) = (zone.serial(), zone.number_of_records());
-        info!("zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago");
-        served.serve(zone);
-        Ok(true)
+    /// Returns a zone that no block has. `known` are the zones with the same origin.
+    fn new_zone(
+        &self,
+        origin: Name,
+        primaries: Box<[SocketAddr]>,
+        source: Source,
+        known: &[Arc<SecondaryZone>],
+    ) -> (SecondaryZone, Option<String>) {
+        let newest =
+            |is_former: &dyn Fn(&Source) -> bool| known.iter().rev().find(|zone| is_former(&zone.source));
+        // Blocks with other listeners may have another version of the zone, which isn't for the clients of this one.
+        let former = newest(&|former| former.has_same_servers(&source))
+            .or_else(|| newest(&|former| former.has_same_listeners(&source)));
+        let saved = self.directory.as_deref().map(|directory| {
+            let usual = SavedZone::new(directory, &origin, source);
+            let mut places = known.iter().filter_map(|zone| zone.saved.as_ref());
+            match former.and_then(|former| former.saved.as_ref()) {
+                Some(saved) => saved.of_source(source),
+                None if places.any(|saved| saved.path() == usual.path()) => {
+                    SavedZone::beside(directory, &origin, source)
+                }
+                None => usual,
+            }
+        });
+        let mut zone = SecondaryZone {
+            served: Arc::new(ServedZone::new(origin, Lack::Transfer)),
+            primaries,
+            source,
+            is_of_others: AtomicBool::new(false),
+            saved,
+            state: tokio::sync::Mutex::new(State {
+                schedule: Schedule::new((self.clock)()),
+                is_saved: false,
+                is_of_future: false,
+                unsaved: None,
+                save_from: (self.clock)(),
+                failure: None,
+                lines: LineLimit::new(FAILURE_LINES),
+            }),
+            expiry: Mutex::default(),
+            notified: Notify::new(),
+            expired: Notify::new(),
+            notifier: Mutex::default(),
+        };
+        let problem = match former {
+            Some(former) => {
+                zone.take_over(former);
+                None
+            }
+            None => zone.restore(self).err(),
+        };
+        (zone, problem)
     }
 }
 
 // === impl SecondaryZone ===
 
 impl SecondaryZone {
+    /// Serves what another zone serves.
+    fn take_over(&mut self, former: &Self) {
+        *self.expiry.get_mut() = former.expiry.lock().clone();
+        let Some(zone) = former.served.zone() else { return };
+        let is_own = self.source.has_same_servers(&former.source);
+        *self.is_of_others.get_mut() = !is_own || former.is_of_others.load(Ordering::Relaxed);
+        self.served.serve(zone);
+    }
+
+    /// Serves the zone from its copy, if there is one.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the copy.
+    fn restore(&mut self, secondaries: &Secondaries) -> Result<(), String> {
+        let Some(saved) = &self.saved else { return Ok(()) };
+        let (origin, path) = (self.served.origin(), saved.path().display());
+        let read = saved.read(origin, SystemTime::now(), secondaries.memory.clone());
+        let read =
+            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
+        let Some(Copy { zone, age, is_of_future, is_own }) = read else { return Ok(()) };
+        let left = Timers::of(&zone).expire.saturating_sub(age);
+        let seconds = age.as_secs();
+        if left.is_zero() {
+            self.served.withdraw(Lack::Expired);
+            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
+        }
+        self.expiry.get_mut().confirm((secondaries.clock)(), left);
+        let (serial, records) = (zone.serial(), zone.number_of_records());
+        let others = if is_own { "" } else { ", by the primary servers before" };
+        info!(
+            "zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago{others}"
+        );
+        self.served.serve(zone);
+        let state = self.state.get_mut();
+        (state.is_saved, state.is_of_future) = (is_own, is_own && is_of_future);
+        *self.is_of_others.get_mut() = !is_own;
+        Ok(())
+    }
+
     pub(super) fn served(&self) -> &Arc<ServedZone> {
         &self.served
     }
@@ -190,6 +293,9 @@ impl SecondaryZone {
     pub(super) async fn follow(self: Arc<Self>, following: Following, stop: CancellationToken) {
         let endless = async {
             let mut state = self.state.lock().await;
+            if std::mem::take(&mut state.is_of_future) {
+                self.confirm_copy(&mut state).await;
+            }
             loop {
                 self.next(&mut state, &following).await;
             }
@@ -207,6 +313,7 @@ impl SecondaryZone {
             tokio::select! {
                 () = sleep(state.schedule.pause(clock())) => {}
                 () = self.notified.notified() => state.schedule.notify(clock()),
+                () = self.expired.notified() => state.schedule.expire(clock()),
             }
         };
         tokio::select! {
@@ -222,6 +329,7 @@ impl SecondaryZone {
             let now = clock();
             if self.expiry.lock().has_come(now) {
                 self.served.withdraw(Lack::Expired);
+                self.expired.notify_one();
                 let origin = self.served.origin();
                 error!("zone {origin}: it has expired, because no primary server has confirmed it in time");
             }
@@ -238,13 +346,17 @@ impl SecondaryZone {
         let (mut errors, mut failure) = (Vec::new(), Failure::NoAnswer);
         for primary in first.into_iter().chain(rest) {
             let asked = (following.secondaries.clock)();
-            match self.ask(*primary, following).await {
+            match self.ask(*primary, state, following).await {
                 Ok(checked) => {
+                    let asked = checked.asked().unwrap_or(asked);
                     if let Some(zone) = self.served.zone() {
                         let now = (following.secondaries.clock)();
                         let timers = Timers::of(&zone);
                         self.expiry.lock().confirm(asked, timers.expire);
                         state.schedule.confirm(now, timers, jitter());
+                        if let Checked::Sent { .. } = checked {
+                            state.save_from = now + timers.refresh;
+                        }
                     }
                     return self.confirmed(state, *primary, checked).await;
                 }
@@ -268,39 +380,70 @@ impl SecondaryZone {
     }
 
     /// Asks a primary server, and serves the zone that it has if that is newer.
-    async fn ask(&self, primary: SocketAddr, following: &Following) -> Result<Checked, ClientError> {
+    async fn ask(
+        &self,
+        primary: SocketAddr,
+        state: &mut State,
+        following: &Following,
+    ) -> Result<Checked, ClientError> {
+        let Following { secondaries, key } = following;
         let origin = whole_wire_name(self.served.origin());
-        let own = self.served.zone().map(|zone| zone.serial());
+        let before = self.served.zone().map(|zone| zone.serial());
+        let own = before.filter(|_| !self.is_of_others.load(Ordering::Relaxed));
         let check = |theirs| match own {
             Some(own) if own == theirs => Ok(false),
             Some(own) if !is_newer(theirs, own) => Err(ClientError::Older { theirs, own }),
             _ => Ok(true),
         };
-        if own.is_some() && !check(client::serial(primary, &origin, following.key.clone()).await?)? {
-            return Ok(Checked::Current);
+        if own.is_some() && !check(client::serial(primary, &origin, key.clone()).await?)? {
+            let is_saved = state.is_saved || self.saved.is_none();
+            if is_saved || (secondaries.clock)() < state.save_from {
+                return Ok(Checked::Current);
+            }
         }
-        // The semaphore is never closed.
-        let _permit = following.secondaries.transfers.acquire().await;
-        let copy = self.new_copy().await;
-        let (zone, copy) = client::transfer(primary, &origin, following.key.clone(), copy).await?;
-        if !check(zone.serial())? {
-            return Ok(Checked::Current);
+        let of_server = secondaries.transfers_of(primary);
+        // The semaphores are never closed.
+        let _permits = (of_server.acquire().await, secondaries.transfers.acquire().await);
+        let copy = self.new_copy(state).await;
+        let asked = (secondaries.clock)();
+        let memory = secondaries.memory.replacing(self.served.zone().as_deref());
+        let (zone, copy) = client::transfer(primary, &origin, key.clone(), copy, memory).await?;
+        if check(zone.serial()).map_err(|older| ClientError::Begun(Box::new(older)))? {
+            self.served.serve(zone);
+            self.is_of_others.store(false, Ordering::Relaxed);
         }
-        self.served.serve(zone);
-        Ok(Checked::Replaced { before: own, copy })
+        Ok(Checked::Sent { asked, before, copy })
     }
 
-    async fn new_copy(&self) -> Option<NewCopy> {
+    async fn new_copy(&self, state: &mut State) -> Option<NewCopy> {
         let saved = self.saved.as_ref()?;
         let begun = saved.begin().await;
-        begun.inspect_err(|error| self.warn_unsaved(saved, error)).ok()
+        begun.inspect_err(|error| self.unsaved(state, saved, error)).ok()
     }
 
-    fn warn_unsaved(&self, saved: &SavedZone, error: &io::Error) {
+    /// Notes why the zone isn't kept on disk. It is tried again after REFRESH.
+    fn unsaved(&self, state: &mut State, saved: &SavedZone, error: &dyn std::fmt::Display) {
+        state.is_saved = false;
+        let text = error.to_string();
+        if state.unsaved.as_ref() == Some(&text) {
+            return;
+        }
+        state.unsaved = Some(text);
         let (origin, path) = (self.served.origin(), saved.path().display());
         warn!(
             "zone {origin}: it can't be kept in {path}: {error}; a start without its primary servers lacks it"
         );
+    }
+
+    /// Notes in the copy that the zone was checked.
+    async fn confirm_copy(&self, state: &mut State) {
+        let Some(saved) = self.saved.as_ref().filter(|_| state.is_saved) else { return };
+        let copy = saved.clone();
+        match spawn_blocking(move || copy.confirm(SystemTime::now())).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.unsaved(state, saved, &error),
+            Err(error) => self.unsaved(state, saved, &error),
+        }
     }
 
     /// Logs what a primary server has said, and keeps the zone on disk.
@@ -312,14 +455,10 @@ impl SecondaryZone {
                 if had_failed {
                     info!("zone {origin}: {primary} answers again, and the zone hasn't changed");
                 }
-                if let Some(saved) = self.saved.as_ref().filter(|_| state.is_saved) {
-                    let saved = saved.clone();
-                    let confirmed = spawn_blocking(move || saved.confirm(SystemTime::now())).await;
-                    state.is_saved = matches!(confirmed, Ok(Ok(())));
-                }
+                self.confirm_copy(state).await;
             }
-            Checked::Replaced { before, copy } => {
-                if let Some(zone) = self.served.zone() {
+            Checked::Sent { before, copy, .. } => {
+                if let Some(zone) = self.served.zone().filter(|zone| Some(zone.serial()) != before) {
                     let before = before.map_or("none".to_owned(), |before| before.to_string());
                     let (serial, records) = (zone.serial(), zone.number_of_records());
                     info!("zone {origin}: serial {before} → {serial}, {records} records from {primary}");
@@ -327,9 +466,9 @@ impl SecondaryZone {
                 state.is_saved = false;
                 let Some((copy, saved)) = copy.zip(self.saved.as_ref()) else { return };
                 match spawn_blocking(move || copy.finish(SystemTime::now())).await {
-                    Ok(Ok(())) => state.is_saved = true,
-                    Ok(Err(error)) => self.warn_unsaved(saved, &error),
-                    Err(error) => self.warn_unsaved(saved, &error.into()),
+                    Ok(Ok(())) => (state.is_saved, state.unsaved) = (true, None),
+                    Ok(Err(error)) => self.unsaved(state, saved, &error),
+                    Err(error) => self.unsaved(state, saved, &error),
                 }
             }
         }

@@ -21,7 +21,7 @@ fn message(records: &[&str]) -> Vec<u8> {
 
 /// Reads messages; an error if they aren't a whole zone.
 fn read(messages: &[Vec<u8>]) -> Result<Zone, TransferError> {
-    let mut reader = TransferReader::new(ORIGIN, Some(ID));
+    let mut reader = TransferReader::new(ORIGIN, Some(ID), ZoneMemory::default());
     for message in messages {
         reader.read(message)?;
     }
@@ -181,18 +181,38 @@ fn ttl_with_the_highest_bit_counts_as_0() {
 
 #[test]
 fn endless_records_are_refused() {
-    let mut reader = TransferReader::new(ORIGIN, Some(ID));
+    let mut reader = TransferReader::new(ORIGIN, Some(ID), ZoneMemory::default());
     reader.read(&message(&[SOA, "a.example.org. 60 IN CNAME b.example.org."])).unwrap();
     // Each is the same CNAME record, which takes no memory.
     let again = message(&["a.example.org. 60 IN CNAME b.example.org."; 1000]);
     let found = (0..5000).find_map(|_| reader.read(&again).err());
     assert_eq!(found, Some(TransferError::TooLarge));
-    let mut reader = TransferReader::new(ORIGIN, Some(ID));
+    let mut reader = TransferReader::new(ORIGIN, Some(ID), ZoneMemory::default());
     reader.read(&message(&[SOA])).unwrap();
     // Octets after the records count, too.
     let padded = changed(message(&[A]), |bytes| bytes.resize(65_535, 0));
     let found = (0..10_000).find_map(|_| reader.read(&padded).err());
     assert_eq!(found, Some(TransferError::TooLarge));
+}
+
+#[test]
+fn zone_that_takes_too_much_memory_is_refused() {
+    let memory = ZoneMemory::default();
+    let read = || {
+        let mut reader = TransferReader::new(ORIGIN, Some(ID), memory.clone());
+        reader.read(&message(&[SOA, A, SOA]))?;
+        reader.finish()
+    };
+    let mut others = memory.receive();
+    assert!(others.resize(MAX_RECEIVED - 50, MAX_RECEIVED));
+    assert_eq!(read().err(), Some(TransferError::ReceivedMemory));
+    drop(others);
+    let others = memory.keep(MAX_KEPT - 50).unwrap();
+    assert_eq!(read().err(), Some(TransferError::KeptMemory));
+    drop(others);
+    let zone = read().unwrap();
+    assert_eq!(memory.keep(MAX_KEPT).err(), Some(TransferError::KeptMemory));
+    assert!(memory.replacing(Some(&zone)).keep(MAX_KEPT).is_ok());
 }
 
 #[test]

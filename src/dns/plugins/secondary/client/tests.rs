@@ -10,7 +10,7 @@ use crate::dns::plugins::secondary::tests::{ORIGIN, Primary, answer, framed, soa
 /// Transfers a zone from a server that sends what `script` returns. Returns the serial, or the error.
 async fn outcome(script: impl Fn(u16, RecordType) -> Vec<u8> + Send + Sync + 'static) -> String {
     let primary = Primary::start(Box::new(script)).await;
-    match transfer(primary.address, ORIGIN, None, None).await {
+    match transfer(primary.address, ORIGIN, None, None, ZoneMemory::default()).await {
         Ok((zone, _)) => format!("serial {}", zone.serial()),
         Err(error) => error.to_string(),
     }
@@ -81,13 +81,32 @@ async fn answer_without_a_signature_is_refused_with_a_key() {
     let key = Arc::new(Key::new(&name, Algorithm::Sha256, b"secret").unwrap());
     let errors = [
         serial(primary.address, ORIGIN, Some(Arc::clone(&key))).await.unwrap_err(),
-        transfer(primary.address, ORIGIN, Some(key), None).await.unwrap_err(),
+        transfer(primary.address, ORIGIN, Some(key), None, ZoneMemory::default()).await.unwrap_err(),
     ];
     for error in errors {
         assert_eq!(
             (error.to_string().as_str(), error.failure()),
             ("a message isn't signed", Failure::NoAnswer)
         );
+    }
+}
+
+/// A transfer that breaks off late is as expensive as a zone that isn't accepted.
+#[tokio::test]
+async fn transfer_that_breaks_off_counts_as_a_refused_zone() {
+    let key = Arc::new(Key::new(&Name::from_ascii("key.").unwrap(), Algorithm::Sha256, b"secret").unwrap());
+    for (key, first, expected) in [
+        (None, true, Failure::RefusedZone),
+        (None, false, Failure::NoAnswer),
+        (Some(key), true, Failure::NoAnswer),
+    ] {
+        let script = move |id, _| match first {
+            true => [framed(&answer(id, RecordType::AXFR, &[&soa(1)])), framed(&whole_zone(!id, 1))].concat(),
+            false => whole_zone(!id, 1),
+        };
+        let primary = Primary::start(Box::new(script)).await;
+        let error = transfer(primary.address, ORIGIN, key, None, ZoneMemory::default()).await.unwrap_err();
+        assert_eq!(error.failure(), expected, "{error}");
     }
 }
 
@@ -110,7 +129,7 @@ async fn server_that_falls_silent_is_given_up() {
         }
     };
     tokio::select! {
-        ended = transfer(address, ORIGIN, None, None) => {
+        ended = transfer(address, ORIGIN, None, None, ZoneMemory::default()) => {
             assert_eq!(ended.unwrap_err().to_string(), "no message within 20 s");
         }
         () = serving => {}

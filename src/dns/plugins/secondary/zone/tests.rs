@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::boot_clock::by_hand;
+use crate::dns::message::tsig::Algorithm;
 use crate::dns::plugins::secondary::tests::{Primary, origin};
 
 impl SecondaryZone {
@@ -29,12 +30,93 @@ fn following(directory: Option<&Path>) -> Following {
     Following { secondaries, key: None }
 }
 
+impl Following {
+    /// Returns the zone of a block at a port of all addresses, and what is wrong with its copy.
+    fn zone(&self, primaries: &[SocketAddr], port: u16) -> (Arc<SecondaryZone>, Option<String>) {
+        let source = Source::new(primaries, self.key.as_deref(), &[], &[port]);
+        self.secondaries.zone(origin(), primaries.into(), source)
+    }
+}
+
+#[tokio::test]
+async fn zone_outlives_a_change_of_its_primary_servers() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let before = following(Some(directory.path()));
+    let (zone, _) = before.zone(&[primary.address], 53);
+    zone.check_now(&before).await;
+    let dead = Primary::of_zone(&serial, &transfers).await.end().await;
+    for is_restart in [false, true] {
+        let after = if is_restart { following(Some(directory.path())) } else { before.clone() };
+        assert_eq!(after.zone(&[dead], 5353).0.serial(), None, "a block with other listeners");
+        let (changed, problem) = after.zone(&[dead], 53);
+        assert_eq!((changed.serial(), problem), (Some(5), None), "{is_restart}");
+        changed.check_now(&after).await;
+        assert!(changed.failure().await.unwrap().starts_with("the zone before stays: "));
+        assert!(changed.expiry.lock().clone().has_come(by_hand::now() + Duration::from_secs(86_400)));
+        assert_eq!(after.zone(&[dead, primary.address], 53).0.serial(), Some(5));
+    }
+    // The new server has a serial that is older.
+    serial.store(3, Ordering::Relaxed);
+    let new = Primary::of_zone(&serial, &transfers).await;
+    let (changed, _) = before.zone(&[dead, new.address], 53);
+    changed.check_now(&before).await;
+    assert_eq!((changed.serial(), zone.serial()), (Some(3), Some(5)));
+    serial.store(2, Ordering::Relaxed);
+    changed.check_now(&before).await;
+    assert_eq!(changed.serial(), Some(3), "of the same server an older one isn't taken");
+}
+
+#[tokio::test]
+async fn zones_of_other_listeners_have_files_of_their_own() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let (one, other) =
+        (Primary::of_zone(&serial, &transfers).await, Primary::of_zone(&serial, &transfers).await);
+    let directory = tempfile::tempdir().unwrap();
+    let start = || {
+        let following = following(Some(directory.path()));
+        let zones = [(one.address, 53), (other.address, 5353)];
+        let zones = zones.map(|(primary, port)| following.zone(&[primary], port));
+        (following, zones)
+    };
+    let (following, zones) = start();
+    for ((zone, problem), now) in zones.iter().zip([5, 6]) {
+        assert_eq!(*problem, None);
+        serial.store(now, Ordering::Relaxed);
+        zone.check_now(&following).await;
+    }
+    let serials = start().1.map(|(zone, _)| zone.serial());
+    assert_eq!(serials, [Some(5), Some(6)]);
+    let swapped = self::following(Some(directory.path()));
+    let (zone, problem) = swapped.zone(&[other.address], 5353);
+    assert_eq!(zone.serial(), None, "the file of the other listeners isn't taken");
+    let text = "it is of other primary servers, for other listen addresses; the zone example.org. has to be";
+    assert!(problem.unwrap().contains(text));
+}
+
+/// Blocks whose keys differ must not share a zone: one of them would take an unsigned answer for both.
+#[tokio::test]
+async fn key_tells_zones_apart() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let following = following(None);
+    let name = Name::from_ascii("key.").unwrap();
+    let key = Arc::new(Key::new(&name, Algorithm::Sha256, b"secret").unwrap());
+    let signed = Following { key: Some(key), ..following.clone() };
+    let (zone, _) = following.zone(&[primary.address], 53);
+    zone.check_now(&following).await;
+    let (other, _) = signed.zone(&[primary.address], 5353);
+    other.check_now(&signed).await;
+    assert_eq!((zone.serial(), other.serial()), (Some(5), None));
+}
+
 #[tokio::test]
 async fn zone_expires_by_a_clock_that_counts_suspends() {
     let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
     let primary = Primary::of_zone(&serial, &transfers).await;
     let following = following(None);
-    let (zone, _) = following.secondaries.zone(origin(), [primary.address].into());
+    let (zone, _) = following.zone(&[primary.address], 53);
     zone.check_now(&following).await;
     primary.end().await;
     // EXPIRE is a day.
@@ -56,7 +138,7 @@ async fn start_without_the_server_answers_from_the_copy() {
     let directory = tempfile::tempdir().unwrap();
     let start = || {
         let following = following(Some(directory.path()));
-        let (zone, problem) = following.secondaries.zone(origin(), [primary.address].into());
+        let (zone, problem) = following.zone(&[primary.address], 53);
         (following, zone, problem)
     };
     let (following, zone, problem) = start();
@@ -97,13 +179,46 @@ fn zone_is_too_old(path: &Path, start: &dyn Fn() -> (Following, Arc<SecondaryZon
 }
 
 #[tokio::test]
+async fn copy_that_is_missing_is_written_again() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::<AtomicU32>::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let following = following(Some(directory.path()));
+    let (zone, _) = following.zone(&[primary.address], 53);
+    zone.check_now(&following).await;
+    let path = zone.saved.as_ref().unwrap().path().to_owned();
+    fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    // The first check finds that the file is missing; REFRESH is an hour.
+    for (hours, expected) in [(0, 1), (0, 1), (1, 2), (1, 2)] {
+        by_hand::suspend(Duration::from_secs(hours * 3600));
+        zone.check_now(&following).await;
+        assert_eq!(transfers.load(Ordering::Relaxed), expected);
+    }
+    assert!(path.exists());
+    assert_eq!(zone.state.lock().await.unsaved, None);
+}
+
+#[test]
+fn servers_have_transfers_of_their_own() {
+    let secondaries = Secondaries::with_clock(by_hand::now);
+    let server = |text: &str| secondaries.transfers_of(text.parse().unwrap());
+    let one = server("192.0.2.1:53");
+    let permits = (one.try_acquire().unwrap(), one.try_acquire().unwrap());
+    assert!(server("192.0.2.1:5353").try_acquire().is_err());
+    assert!(server("[::ffff:192.0.2.1]:53").try_acquire().is_err());
+    assert!(server("192.0.2.2:53").try_acquire().is_ok());
+    drop(permits);
+    assert!(server("192.0.2.1:53").try_acquire().is_ok());
+}
+
+#[tokio::test]
 async fn copy_that_cant_be_written_stops_no_transfer() {
     let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
     let primary = Primary::of_zone(&serial, &transfers).await;
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("links.zones"), "no directory").unwrap();
     let following = following(Some(directory.path()));
-    let (zone, problem) = following.secondaries.zone(origin(), [primary.address].into());
+    let (zone, problem) = following.zone(&[primary.address], 53);
     assert!(problem.is_some());
     zone.check_now(&following).await;
     assert_eq!(zone.serial(), Some(5));
