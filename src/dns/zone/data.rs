@@ -89,6 +89,11 @@ impl Zone {
         self.records.len()
     }
 
+    /// Returns the size of a transferred zone in memory, in bytes.
+    pub(in crate::dns) fn bytes(&self) -> usize {
+        self.memory.as_ref().map_or(0, Share::bytes)
+    }
+
     /// Returns the flag that outdates the answers made of the zone.
     pub(in crate::dns) fn outdated(&self) -> &OutdatedFlag {
         &self.outdated

@@ -3,9 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::data::Zone;
-use super::transferred::TransferError;
-
 /// The maximum size of the zones that are being received, in bytes.
 pub(super) const MAX_RECEIVED: usize = 32 << 20;
 /// The maximum size of the zones that are kept, in bytes. It is twice the size of one zone: each has room to be replaced.
@@ -28,24 +25,27 @@ pub(super) struct Share {
 }
 
 impl ZoneMemory {
-    /// Returns the same memory, for a zone that replaces another one.
-    pub(in crate::dns) fn replacing(&self, zone: Option<&Zone>) -> Self {
-        let share = zone.and_then(|zone| zone.memory.as_ref());
-        Self { replaced: share.map_or(0, |share| share.bytes), ..self.clone() }
+    /// Returns the same memory, for a zone that replaces one of this size.
+    pub(in crate::dns) fn replacing(&self, replaced: usize) -> Self {
+        Self { replaced, ..self.clone() }
     }
 
     pub(super) fn receive(&self) -> Share {
         Share { total: Arc::clone(&self.received), bytes: 0 }
     }
 
-    /// Returns the part of a zone that is kept.
-    pub(super) fn keep(&self, bytes: usize) -> Result<Share, TransferError> {
+    /// Returns the part of a zone that is kept; `None` if there is no room.
+    pub(super) fn keep(&self, bytes: usize) -> Option<Share> {
         let mut share = Share { total: Arc::clone(&self.kept), bytes: 0 };
-        if share.resize(bytes, MAX_KEPT + self.replaced) { Ok(share) } else { Err(TransferError::KeptMemory) }
+        share.resize(bytes, MAX_KEPT + self.replaced).then_some(share)
     }
 }
 
 impl Share {
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Changes the size, unless all parts together would have more than `max` bytes. Returns whether it has changed.
     pub(super) fn resize(&mut self, bytes: usize, max: usize) -> bool {
         let resized = |total: usize| Some(total - self.bytes + bytes).filter(|total| *total <= max);
@@ -77,10 +77,9 @@ mod tests {
         drop(one);
         assert!(other.resize(MAX_RECEIVED, MAX_RECEIVED));
         let kept = memory.keep(MAX_KEPT - 10).unwrap();
-        assert_eq!(memory.keep(11).err(), Some(TransferError::KeptMemory));
-        let replacing = ZoneMemory { replaced: kept.bytes, ..memory.clone() };
-        let new = replacing.keep(MAX_KEPT - 20).unwrap();
+        assert!(memory.keep(11).is_none());
+        let new = memory.replacing(kept.bytes()).keep(MAX_KEPT - 20).unwrap();
         drop((kept, new));
-        assert!(memory.keep(MAX_KEPT).is_ok());
+        assert!(memory.keep(MAX_KEPT).is_some());
     }
 }

@@ -178,7 +178,7 @@ impl TransferReader {
         if !self.is_complete {
             return Err(TransferError::Incomplete);
         }
-        let memory = self.memory.keep(self.builder.bytes())?;
+        let memory = self.memory.keep(self.builder.bytes()).ok_or(TransferError::KeptMemory)?;
         let zone = self.builder.build().map_err(TransferError::Zone)?;
         Ok(Zone { memory: Some(memory), ..zone })
     }

@@ -406,7 +406,7 @@ impl SecondaryZone {
         let _permits = (of_server.acquire().await, secondaries.transfers.acquire().await);
         let copy = self.new_copy(state).await;
         let asked = (secondaries.clock)();
-        let memory = secondaries.memory.replacing(self.served.zone().as_deref());
+        let memory = secondaries.memory.replacing(self.served.zone().map_or(0, |zone| zone.bytes()));
         let (zone, copy) = client::transfer(primary, &origin, key.clone(), copy, memory).await?;
         if check(zone.serial()).map_err(|older| ClientError::Begun(Box::new(older)))? {
             self.served.serve(zone);
