@@ -7,7 +7,9 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
+use hickory_proto::op::Message;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
@@ -15,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::harness::cluster::Ingress;
 use crate::harness::control_plane::{ControlPlane, Options};
-use crate::harness::dns::short;
+use crate::harness::dns::{self, query, send_udp, short};
 use crate::harness::linker::{Linker, run_to_end, run_to_end_with};
 use crate::harness::network;
 use crate::harness::port::HeldPort;
@@ -229,7 +231,7 @@ async fn zone_is_added_verified_and_removed_on_each_tier() {
     assert_eq!(code, Some(1), "{out}{err}");
     assert!(out.contains("\n+ lb.internal:53 {\n+     bind 10.0.0.11\n"), "{out}");
     let question = format!(
-        "Change ConfigMap kube-system/coredns, ConfigMap kube-system/node-local-dns at {}? [y/N] ",
+        "Change ConfigMap kube-system/coredns, ConfigMap kube-system/node-local-dns at {}? [y/N] \n",
         api_server(admin.to_str().unwrap())
     );
     assert_eq!(err, question + "lb-linker: nothing was changed; --yes leaves out the question\n");
@@ -794,8 +796,12 @@ async fn zone_is_added_on_each_port_of_coredns() {
         CoreDns::start(&plane, "coredns", directory.path().join("coredns"), KUBE_DNS_UPSTREAM).await;
     let wait_for = |address: Ipv4Addr, port: u16, expected: &'static str| async move {
         let server = (address, port).into();
+        // CoreDNS opens its ports one after the other.
+        let question = query(&format!("{NAME} A")).to_vec().unwrap();
         eventually(&format!("{server}: {expected:?}"), || async {
-            (short(server, &format!("{NAME} A")).await == expected).then_some(())
+            let answer = send_udp(server, &question, Duration::from_secs(5)).await?;
+            let answer = Message::from_vec(&answer).unwrap();
+            (dns::data(&answer) == expected).then_some(())
         })
         .await;
     };

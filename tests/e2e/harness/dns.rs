@@ -1,6 +1,7 @@
 //! DNS queries over real sockets, and upstream resolvers for lb-linker.
 
 use std::cell::Cell;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -40,14 +41,17 @@ pub fn query(question: &str) -> Message {
     message
 }
 
-/// Sends bytes by UDP and returns the response, or `None` after `reply_timeout`.
+/// Sends bytes by UDP and returns the response, or `None` after `reply_timeout`, or if nothing listens there.
 pub async fn send_udp(server: SocketAddr, bytes: &[u8], reply_timeout: Duration) -> Option<Vec<u8>> {
     let any = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
     let socket = UdpSocket::bind(any).await.unwrap();
     socket.connect(server).await.unwrap();
     socket.send(bytes).await.unwrap();
     let mut answer = vec![0; 65535];
-    let length = timeout(reply_timeout, socket.recv(&mut answer)).await.ok()?.unwrap();
+    let length = match timeout(reply_timeout, socket.recv(&mut answer)).await.ok()? {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return None,
+        received => received.unwrap(),
+    };
     answer.truncate(length);
     Some(answer)
 }
