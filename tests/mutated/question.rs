@@ -161,8 +161,12 @@ pub fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<
     let rcode = u16::from(decoded.metadata.response_code);
     let version =
         question.as_ref().ok().and_then(|question| question.edns.as_ref()).map_or(0, |edns| edns.version());
-    if OpCode::from_u8(opcode(asked)) != OpCode::Query {
-        ensure(rcode == u16::from(ResponseCode::NotImp), "an opcode other than QUERY gets NOTIMP")?;
+    let opcode = OpCode::from_u8(opcode(asked));
+    if !matches!(opcode, OpCode::Query | OpCode::Notify) {
+        ensure(
+            rcode == u16::from(ResponseCode::NotImp),
+            "an opcode other than QUERY and NOTIFY gets NOTIMP",
+        )?;
     } else if !is_question(asked) || question.is_err() {
         ensure(rcode == u16::from(ResponseCode::FormErr), "a query that can't be decoded gets FORMERR")?;
     } else if version > 0 {
@@ -170,6 +174,9 @@ pub fn check(asked: &[u8], answer: Option<&[u8]>, protocol: Protocol) -> Result<
             rcode == u16::from(ResponseCode::BADVERS),
             "another version of EDNS is BADVERS (RFC 6891 section 6.1.3)",
         )?;
+    } else if opcode == OpCode::Notify {
+        let refusals = [ResponseCode::NotImp, ResponseCode::Refused].map(u16::from);
+        ensure(refusals.contains(&rcode), "NOTIFY gets NOTIMP or REFUSED without the plugin secondary")?;
     } else {
         ensure(rcode != u16::from(ResponseCode::FormErr), "a query that can be decoded doesn't get FORMERR")?;
     }
