@@ -128,8 +128,8 @@ impl ZoneReply<'_> {
         self.limits.map_or(ttl, |[success, _]| success.clamp(ttl))
     }
 
-    /// Returns the records of an answer for a name, for a zone transfer; of those that the answer has besides, only the
-    /// records of names that `is_glue` wants.
+    /// Returns the records of an answer for a name, for a zone transfer; of the answer's further records, only the records
+    /// of names that `is_glue` wants.
     pub(super) fn records(
         &self,
         name: &[u8],

@@ -92,7 +92,7 @@ impl TransferredClusterZone {
     }
 
     /// Returns what questions of these types are answered with. Of the records of other names, which an answer has
-    /// besides, only those that `is_glue` wants.
+    /// besides, only the records that `is_glue` wants.
     fn records(&self, name: &[u8], types: &[u16], is_glue: impl Fn(&[u8]) -> bool) -> Vec<ZoneRecord> {
         let mut reply = self.reply();
         let limits = |limits: &TtlLimits| limits.at(&Name::read(&mut BinDecoder::new(name)).ok()?);

@@ -16,6 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::outgoing::More;
 use super::{TransferLine, line_of};
 use crate::dns::chain::server::Server;
 use crate::dns::chain::zone_state::ZoneRecord;
@@ -245,11 +246,7 @@ impl Secondary {
 
     fn warn(&self, shared: &Shared, what: &str) {
         if let Some(omitted) = shared.warnings.lock().take(std::time::Instant::now()) {
-            let more = if omitted == 0 {
-                String::new()
-            } else {
-                format!("; {omitted} lines like this were left out before")
-            };
+            let more = More(omitted);
             warn!("zone {}: the secondary server {} {what}{more}", lower_name_text(&self.origin), self.to);
         }
     }

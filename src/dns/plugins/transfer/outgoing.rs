@@ -51,7 +51,7 @@ impl TransferLog {
 }
 
 /// The number of lines that were left out since the last line.
-struct More(usize);
+pub(super) struct More(pub(super) usize);
 
 impl fmt::Display for More {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -117,7 +117,7 @@ fn fill(random: &mut StdRng, cluster: &Cluster) {
     list(cluster);
 }
 
-/// Returns names to ask for: those that objects may have in `svc.<zone>`, and in the zone itself, but there without
+/// Returns names to ask for: names that objects may have in `svc.<zone>`, and in the zone itself, but there without
 /// endpoints, as any label may stand for one.
 fn asked(zone: &str) -> Vec<String> {
     let own = ["", "dns.", "ns.dns.", "ns1.dns.", "dns-version.", "svc.", "a.svc.", "a."];
