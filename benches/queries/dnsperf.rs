@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::harness::process::Process;
+use crate::sets::Set;
 
 /// The results that dnsperf prints at its end.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +28,17 @@ pub fn run(
     program: &Path,
     server: SocketAddr,
     data: &Path,
-    tcp: bool,
+    set: Set,
     time: Duration,
 ) -> Result<Outcome, String> {
     let mut command = Command::new(program);
     command.args(["-s", &server.ip().to_string(), "-p", &server.port().to_string()]);
     command.args(["-c", "8", "-T", "1", "-B", "-d"]).arg(data);
-    command.args(if tcp { ["-m", "tcp", "-q", "100"] } else { ["-m", "udp", "-q", "200"] });
+    command.args(match set {
+        Set::Tcp => ["-m", "tcp", "-q", "100"],
+        Set::Tls => ["-m", "dot", "-q", "100"],
+        _ => ["-m", "udp", "-q", "200"],
+    });
     // At the end dnsperf waits so long for each query that was lost.
     command.args(["-t", "1", "-l", &time.as_secs_f64().to_string()]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -10,6 +10,7 @@ mod cpu;
 mod dnsperf;
 mod fixtures;
 mod floor;
+mod h2load;
 #[expect(dead_code, reason = "the e2e tests use the rest of the harness")]
 #[path = "../../tests/e2e/harness/mod.rs"]
 mod harness;

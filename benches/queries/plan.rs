@@ -13,7 +13,7 @@ use crate::harness::data_dir::DataDir;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
 use crate::harness::programs::programs;
-use crate::rounds::Measured;
+use crate::rounds::{Measured, Tools};
 use crate::servers::{Environment, Programs, Server, start_upstream};
 use crate::sets::{Names, Set};
 use crate::{cpu, fixtures, page, report, verdicts, versions};
@@ -86,6 +86,7 @@ pub fn run() -> Result<(), String> {
     pin()?;
     let dnsperf =
         find("dnsperf").ok_or("dnsperf, which makes the load, isn't installed: apt-get install dnsperf")?;
+    let tools = Tools { dnsperf, h2load: find_peer("h2load", "nghttp2-client") };
     let programs = find_peers();
     let temporary =
         DataDir::create().map_err(|error| format!("no directory for the servers' files: {error}"))?;
@@ -110,14 +111,15 @@ pub fn run() -> Result<(), String> {
         let rows: Vec<Server> = rows.into_iter().filter(there).collect();
         // Without an upstream, queries can't be forwarded.
         let possible = match set {
-            Set::Cname | Set::CnameAnywhere | Set::Tcp => true,
+            Set::Cname | Set::CnameAnywhere | Set::Tcp | Set::Tls => true,
+            Set::Https => tools.h2load.is_some(),
             _ if set.is_cluster() => plane.is_some(),
             _ => stage.programs.knot.is_some(),
         };
         if rows.is_empty() || !possible {
             continue;
         }
-        let measured = measure(&stage, &settings, &dnsperf, set, &rows);
+        let measured = measure(&stage, &settings, &tools, set, &rows);
         let table = report::table_of(&measured);
         println!("{table}");
         text += &format!("{table}\n");
@@ -126,7 +128,7 @@ pub fn run() -> Result<(), String> {
     let verdicts: String = verdicts::lines(&all).iter().map(|line| format!("- {line}\n")).collect();
     println!("{verdicts}");
     if settings.write {
-        let machine = page::measured_with(versions::of(&stage.programs, &dnsperf));
+        let machine = page::measured_with(versions::of(&stage.programs, &tools));
         let rounds = settings.rounds;
         let about = format!("{machine}Figures are medians of {rounds} rounds.\n");
         page::write("queries", &format!("{about}\n{text}### Bounds of the queries\n\n{verdicts}"))?;
@@ -135,7 +137,7 @@ pub fn run() -> Result<(), String> {
     if problems == 0 { Ok(()) } else { Err(format!("{problems} rows of the tables are missing, see above")) }
 }
 
-fn measure(stage: &Environment, settings: &Settings, dnsperf: &Path, set: Set, rows: &[Server]) -> Measured {
+fn measure(stage: &Environment, settings: &Settings, tools: &Tools, set: Set, rows: &[Server]) -> Measured {
     let mut measured = Measured::new(set);
     let mut running = Vec::new();
     for &server in rows {
@@ -145,7 +147,7 @@ fn measure(stage: &Environment, settings: &Settings, dnsperf: &Path, set: Set, r
             Err(problem) => measured.leave_out(server, &problem),
         }
     }
-    measured.run(settings.rounds, settings.time, dnsperf, running);
+    measured.run(settings.rounds, settings.time, tools, running);
     measured.problems.iter().for_each(|problem| eprintln!("bench: {problem}"));
     measured
 }
@@ -165,20 +167,21 @@ fn pin() -> Result<(), String> {
         .map_err(|error| format!("two cores are needed, one for the servers and one for the load: {error}"))
 }
 
+fn find_peer(program: &str, package: &str) -> Option<PathBuf> {
+    let found = find(program);
+    if found.is_none() {
+        eprintln!("bench: {program} isn't installed, and is left out: apt-get install {package}");
+    }
+    found
+}
+
 fn find_peers() -> Programs {
-    let peer = |program: &str, package: &str| {
-        let found = find(program);
-        if found.is_none() {
-            eprintln!("bench: {program} isn't installed, and is left out: apt-get install {package}");
-        }
-        found
-    };
     Programs {
-        knot: peer("knotd", "knot"),
-        nsd: peer("nsd", "nsd"),
-        dnsdist: peer("dnsdist", "dnsdist"),
-        unbound: peer("unbound", "unbound"),
-        dnsmasq: peer("dnsmasq", "dnsmasq-base"),
+        knot: find_peer("knotd", "knot"),
+        nsd: find_peer("nsd", "nsd"),
+        dnsdist: find_peer("dnsdist", "dnsdist"),
+        unbound: find_peer("unbound", "unbound"),
+        dnsmasq: find_peer("dnsmasq", "dnsmasq-base"),
         // Builds CoreDNS if it is missing; this needs Go, and prints an error without Go.
         coredns: std::panic::catch_unwind(|| programs().coredns.clone()).ok(),
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::client::Client;
 use crate::cpu::{self, Core};
-use crate::dnsperf;
+use crate::dnsperf::{self, Outcome};
+use crate::h2load;
 use crate::latency::{self, Latencies};
 use crate::load::LoadResult;
 use crate::servers::{Running, Server};
@@ -15,6 +16,26 @@ use crate::sets::{NAMES, Set};
 
 /// The maximum number of attempts at an undisturbed measurement; the least disturbed measurement is kept.
 const TRIES: usize = 3;
+
+/// The programs that make the load at saturation.
+#[derive(Debug)]
+pub struct Tools {
+    pub dnsperf: PathBuf,
+    /// Without it, DNS over HTTPS isn't measured.
+    pub h2load: Option<PathBuf>,
+}
+
+impl Tools {
+    fn load(&self, set: Set, running: &Running, time: Duration) -> Result<Outcome, String> {
+        match &self.h2load {
+            Some(h2load) if set == Set::Https => h2load::run(h2load, &running.data, time),
+            _ => {
+                let encrypted = set.encrypted_scheme().map(|_| running.encrypted);
+                dnsperf::run(&self.dnsperf, encrypted.unwrap_or(running.address), &running.data, set, time)
+            }
+        }
+    }
+}
 
 /// The measurements of a server in a round.
 #[derive(Clone, Debug)]
@@ -44,10 +65,10 @@ impl Measured {
     }
 
     /// Measures running servers. A server that fails is removed together with its earlier samples.
-    pub fn run(&mut self, rounds: usize, time: Duration, dnsperf: &Path, mut running: Vec<Running>) {
+    pub fn run(&mut self, rounds: usize, time: Duration, tools: &Tools, mut running: Vec<Running>) {
         for round in 0..rounds {
             progress(&format!("{}: round {} of {rounds}", self.set.name(), round + 1));
-            running.retain(|running| match measure(time, dnsperf, self.set, running) {
+            running.retain(|running| match measure(time, tools, self.set, running) {
                 Ok(sample) => {
                     self.rows.entry(running.server).or_default().push(sample);
                     true
@@ -81,14 +102,14 @@ fn progress(text: &str) {
     }
 }
 
-fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Result<Sample, String> {
+fn measure(time: Duration, tools: &Tools, set: Set, running: &Running) -> Result<Sample, String> {
     let text = |error: std::io::Error| error.to_string();
     // Check the answers before each measurement, which also fills the caches.
     let first = &running.questions[..running.questions.len().min(NAMES)];
     Client::new(running.address).map_err(text)?.ask_all(first)?;
     let (saturated, good) = measure_undisturbed(|| {
         let meter = Meter::start(running);
-        let outcome = dnsperf::run(dnsperf, running.address, &running.data, set == Set::Tcp, time)?;
+        let outcome = tools.load(set, running, time)?;
         let load = meter.stop(outcome.answered, outcome.mean, outcome.lost);
         Ok((LoadResult { per_second: outcome.per_second, ..load }, outcome.good))
     })?;
@@ -101,7 +122,7 @@ fn measure(time: Duration, dnsperf: &Path, set: Set, running: &Running) -> Resul
         ));
     }
     let resident = cpu::resident(running.process.id());
-    if set == Set::Tcp {
+    if set.is_connected() {
         return Ok(Sample { saturated, saturated_latencies: None, paced: None, resident });
     }
     let crowded = latency::saturated(running.address, &running.questions, time / 4).map_err(text)?;

@@ -9,6 +9,8 @@ use std::process::Command;
 use crate::client::Client;
 use crate::cpu;
 use crate::fixtures::{self, ServerFiles};
+use crate::h2load;
+use crate::harness::certificates;
 use crate::harness::linker;
 use crate::harness::port::HeldPort;
 use crate::harness::process::Process;
@@ -62,6 +64,7 @@ impl Server {
             Set::Uncached => &[Linker, Forward, Dnsdist, Unbound, Dnsmasq],
             Set::Absent | Set::Mix => &[Linker, Floor, Knot, Nsd, File, Kubernetes, KubernetesCache],
             Set::Tcp | Set::LargeZone => &[Linker, Knot, Nsd, File],
+            Set::Tls | Set::Https => &[Linker, File],
             Set::Zone => &[Linker, Floor, Knot, Nsd, File],
             Set::Cluster | Set::Search => &[Linker, Floor, Kubernetes, KubernetesCache],
             Set::LargeCluster => &[Linker, Kubernetes],
@@ -118,16 +121,19 @@ pub struct Running {
     pub server: Server,
     pub process: Process,
     pub address: SocketAddr,
+    /// The address for DNS over TLS or HTTPS, in the sets of these.
+    pub encrypted: SocketAddr,
     pub questions: Vec<Question>,
     /// The file with the queries for dnsperf.
     pub data: PathBuf,
     _ports: Ports,
 }
 
-/// The ports of a server, both on 127.0.0.1.
+/// The ports of a server, all on 127.0.0.1.
 struct Ports {
     dns: SocketAddr,
     metrics: SocketAddr,
+    encrypted: SocketAddr,
     /// The sockets that reserve the ports.
     _held: Vec<HeldPort>,
     _on_other_address: Option<(UdpSocket, TcpListener)>,
@@ -136,13 +142,14 @@ struct Ports {
 impl Ports {
     /// Reserves the ports of a server.
     fn take(server: Server) -> io::Result<Self> {
-        let metrics = HeldPort::take()?;
+        let (metrics, encrypted) = (HeldPort::take()?, HeldPort::take()?);
         if matches!(server, Server::Nsd | Server::Dnsmasq) {
             let (dns, on_other_address) = reserve_on_other_address()?;
             return Ok(Self {
                 dns,
                 metrics: metrics.local(),
-                _held: vec![metrics],
+                encrypted: encrypted.local(),
+                _held: vec![metrics, encrypted],
                 _on_other_address: Some(on_other_address),
             });
         }
@@ -150,7 +157,8 @@ impl Ports {
         Ok(Self {
             dns: dns.local(),
             metrics: metrics.local(),
-            _held: vec![dns, metrics],
+            encrypted: encrypted.local(),
+            _held: vec![dns, metrics, encrypted],
             _on_other_address: None,
         })
     }
@@ -192,10 +200,17 @@ impl Environment {
         let command = self.command(server, set, &directory, &ports).map_err(text)?;
         let questions = set.questions(server.names());
         let data = directory.join("questions");
-        fixtures::write_questions(&data, &questions).map_err(text)?;
+        if set == Set::Https {
+            h2load::write_requests(&data, ports.encrypted, &questions).map_err(text)?;
+        } else {
+            fixtures::write_questions(&data, &questions).map_err(text)?;
+        }
+        if set.encrypted_scheme().is_some() {
+            certificates::write(&directory).map_err(text)?;
+        }
         let process = spawn(&command, cpu::SERVER, &directory).map_err(text)?;
-        let address = ports.dns;
-        let mut running = Running { server, process, address, questions, data, _ports: ports };
+        let (address, encrypted) = (ports.dns, ports.encrypted);
+        let mut running = Running { server, process, address, encrypted, questions, data, _ports: ports };
         let client = Client::new(address).map_err(text)?;
         let ready = client.wait_for(&running.questions[0], &mut || running.process.ended().is_some());
         ready.map_err(|problem| format!("{problem}\n{}", log(&directory)))?;
@@ -281,7 +296,7 @@ impl Environment {
         Ok(command)
     }
 
-    /// Returns a Corefile with one block, for CoreDNS and for lb-linker.
+    /// Returns a Corefile for CoreDNS and for lb-linker: a block for DNS, and one for TLS or HTTPS in the sets of these.
     fn corefile(&self, server: Server, set: Set, ports: &Ports) -> String {
         let forward = format!("forward . {}", self.upstream);
         let kubernetes = || {
@@ -302,7 +317,14 @@ impl Environment {
             _ => format!("prometheus {}", ports.metrics),
         };
         let port = ports.dns.port();
-        format!(".:{port} {{\n bind 127.0.0.1\n errors\n {metrics}\n {plugins}\n}}\n")
+        let block = |address: &str, more: &str| {
+            format!("{address} {{\n bind 127.0.0.1\n errors\n {metrics}\n {more}{plugins}\n}}\n")
+        };
+        let encrypted = set.encrypted_scheme().map(|scheme| {
+            let address = format!("{scheme}://.:{}", ports.encrypted.port());
+            block(&address, "tls apiserver.crt apiserver.key\n ")
+        });
+        block(&format!(".:{port}"), "") + &encrypted.unwrap_or_default()
     }
 
     /// Returns the file with the floor's answers to a set.

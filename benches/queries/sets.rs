@@ -30,6 +30,8 @@ pub enum Set {
     Mix,
     MixAnywhere,
     Tcp,
+    Tls,
+    Https,
     Zone,
     LargeZone,
     Cluster,
@@ -38,7 +40,7 @@ pub enum Set {
 }
 
 impl Set {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Cname,
         Self::CnameAnywhere,
         Self::Chase,
@@ -48,6 +50,8 @@ impl Set {
         Self::Mix,
         Self::MixAnywhere,
         Self::Tcp,
+        Self::Tls,
+        Self::Https,
         Self::Zone,
         Self::LargeZone,
         Self::Cluster,
@@ -67,6 +71,8 @@ impl Set {
             Self::Mix => "mix",
             Self::MixAnywhere => "mix-any",
             Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Https => "https",
             Self::Zone => "zone",
             Self::LargeZone => "large-zone",
             Self::Cluster => "cluster",
@@ -80,9 +86,23 @@ impl Set {
         matches!(self, Self::CnameAnywhere | Self::MixAnywhere)
     }
 
+    /// Whether all queries are sent over persistent connections, and only at saturation.
+    pub const fn is_connected(self) -> bool {
+        matches!(self, Self::Tcp | Self::Tls | Self::Https)
+    }
+
+    /// Returns the scheme of the block that is measured, if it isn't the one for DNS.
+    pub const fn encrypted_scheme(self) -> Option<&'static str> {
+        match self {
+            Self::Tls => Some("tls"),
+            Self::Https => Some("https"),
+            _ => None,
+        }
+    }
+
     /// Whether lb-linker answers from a zone file.
     pub const fn is_zone(self) -> bool {
-        matches!(self, Self::Zone | Self::LargeZone)
+        matches!(self, Self::Tls | Self::Https | Self::Zone | Self::LargeZone)
     }
 
     /// Whether lb-linker answers for Services and endpoints of a cluster.
@@ -93,7 +113,7 @@ impl Set {
     /// Returns the number of names that only the zone file has.
     pub const fn zone_names(self) -> usize {
         match self {
-            Self::Zone => NAMES,
+            Self::Tls | Self::Https | Self::Zone => NAMES,
             Self::LargeZone => UNIQUE_NAMES,
             _ => 0,
         }
@@ -118,7 +138,7 @@ impl Set {
             Self::Uncached => (0..UNIQUE_NAMES)
                 .map(|i| Question::new(&format!("u-{i}.wild.{ZONE}"), RecordType::A))
                 .collect(),
-            Self::Zone => each(&|i| Question::new(&numbered(i), RecordType::A)),
+            Self::Tls | Self::Https | Self::Zone => each(&|i| Question::new(&numbered(i), RecordType::A)),
             Self::LargeZone => {
                 (0..UNIQUE_NAMES).map(|i| Question::new(&numbered(i), RecordType::A)).collect()
             }
@@ -145,6 +165,8 @@ impl fmt::Display for Set {
             Self::Mix => "mix with EDNS, on 127.0.0.1",
             Self::MixAnywhere => "mix with EDNS, on [::]",
             Self::Tcp => "CNAME by TCP, persistent connections, pipelined",
+            Self::Tls => "A of 1,000 names of a zone file by TLS, persistent connections, pipelined",
+            Self::Https => "A of 1,000 names of a zone file by HTTPS, GET, persistent connections, HTTP/2",
             Self::Zone => "A of 1,000 names of a zone file",
             Self::LargeZone => "A of 100,000 names of a zone file, in turn",
             Self::Cluster => "A of 1,000 Services of a cluster",

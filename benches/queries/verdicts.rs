@@ -29,7 +29,7 @@ enum Limit {
     AtLeast(f64),
 }
 
-const BOUNDS: [Bound; 25] = {
+const BOUNDS: [Bound; 27] = {
     use Limit::{AtLeast, AtMost, Below};
     use Server::*;
     const fn bound(set: Set, server: Server, baseline: Server, limit: Limit) -> Bound {
@@ -51,6 +51,8 @@ const BOUNDS: [Bound; 25] = {
         bound(Set::Uncached, Forward, Linker, AtLeast(2.0)),
         bound(Set::Uncached, Linker, Dnsdist, AtMost(1.3)),
         bound(Set::Tcp, Linker, Knot, AtMost(1.0)),
+        bound(Set::Tls, File, Linker, AtLeast(2.0)),
+        bound(Set::Https, File, Linker, AtLeast(2.0)),
         bound(Set::Zone, Linker, Floor, AtMost(1.10)),
         bound(Set::Zone, Linker, Knot, Below(1.0)),
         bound(Set::Zone, Linker, Nsd, Below(1.0)),
@@ -67,6 +69,7 @@ const BOUNDS: [Bound; 25] = {
 /// Returns a line for each bound that was measured.
 pub fn lines(all: &[Measured]) -> Vec<String> {
     let mut lines: Vec<String> = BOUNDS.iter().filter_map(|bound| bound.line(all)).collect();
+    lines.extend(https(all));
     lines.extend(latency(all));
     lines.extend(forwarding_latency(all));
     lines
@@ -138,6 +141,21 @@ impl Limit {
             (false, false) => "falls short",
         }
     }
+}
+
+/// Returns the line about the CPU of DNS over HTTPS, compared with that of DNS over TLS.
+fn https(all: &[Measured]) -> Option<String> {
+    let cpu = |set: Set| {
+        let rows = &all.iter().find(|measured| measured.set == set)?.rows;
+        let samples = rows.get(&Server::Linker)?.iter().filter(|sample| is_undisturbed(sample));
+        Spread::of(samples.map(|sample| sample.saturated.cpu)).map(|cpu| cpu.median)
+    };
+    let (https, tls) = (cpu(Set::Https)?, cpu(Set::Tls)?);
+    let verdict = if https <= 3.0 * tls { "holds" } else { "falls short" };
+    Some(format!(
+        "{verdict}: CPU per query, lb-linker's https : tls = {:.2} ({https:.2} µs : {tls:.2} µs), at most 3.00",
+        https / tls
+    ))
 }
 
 /// Returns the lines about latency below saturation, compared with Knot.

@@ -6,9 +6,9 @@ mod fields;
 mod lookup;
 pub mod memory;
 mod reader;
+pub mod received;
 pub(super) mod record;
-mod transfer;
-pub mod transferred;
+mod sent_records;
 mod word;
 
 pub use data::Zone;

@@ -1,7 +1,7 @@
 //! Properties of zones in arbitrary bytes of a primary server, shared by the property test and the fuzz target.
 
 use lb_linker::dns::zone::memory::ZoneMemory;
-use lb_linker::dns::zone::transferred::{TransferError, TransferReader};
+use lb_linker::dns::zone::received::{TransferError, TransferReader};
 
 const ORIGIN: &[u8] = b"\x07example\x03org\x00";
 

@@ -80,7 +80,7 @@ use crate::dns::message::validity::Section;
 use crate::dns::message::wire::writer::ReplyWriter;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
-use crate::dns::zone::transferred::is_newer;
+use crate::dns::zone::received::is_newer;
 use crate::model::hostname::to_presentation;
 use outgoing::{Outgoing, TransferLog};
 use slots::{TransferSlot, TransferSlots};

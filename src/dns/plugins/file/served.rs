@@ -14,7 +14,7 @@ use tracing::{error, info, warn};
 
 use super::zone_map::{Lack, ServedZone};
 use crate::dns::message::query::whole_wire_name;
-use crate::dns::zone::transferred::is_newer;
+use crate::dns::zone::received::is_newer;
 use crate::dns::zone::{FileVersion, Zone};
 
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use super::schedule::Failure;
 use crate::dns::message::tsig::{self, Key, ReplyChecker, TsigError};
 use crate::dns::zone::Zone;
 use crate::dns::zone::memory::ZoneMemory;
-use crate::dns::zone::transferred::{TransferError, TransferReader, serial_in};
+use crate::dns::zone::received::{TransferError, TransferReader, serial_in};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a message may take to arrive, and the query to leave.

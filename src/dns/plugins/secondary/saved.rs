@@ -17,7 +17,7 @@ use super::source::Source;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::zone::Zone;
 use crate::dns::zone::memory::ZoneMemory;
-use crate::dns::zone::transferred::{TransferError, TransferReader};
+use crate::dns::zone::received::{TransferError, TransferReader};
 use crate::model::names;
 use crate::snapshot::file::{NewFile, open};
 

@@ -26,7 +26,7 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::tsig::Key;
 use crate::dns::plugins::file::zone_map::{Lack, ServedZone};
 use crate::dns::zone::memory::ZoneMemory;
-use crate::dns::zone::transferred::is_newer;
+use crate::dns::zone::received::is_newer;
 use crate::model::line_limit::LineLimit;
 
 /// The maximum number of transfers at the same time.
