@@ -23,6 +23,7 @@ fn setup() -> Setup {
         keeps_replica_0: false,
         has_clocks: false,
         keeps_audit_log: scaled(false, true),
+        downstream: None,
     }
 }
 

@@ -162,7 +162,7 @@ impl Site {
 }
 
 /// Returns the address in the log line of a listener.
-async fn listener(linker: &Linker, how: &str) -> SocketAddr {
+pub(crate) async fn listener(linker: &Linker, how: &str) -> SocketAddr {
     let line = linker.line(how).await;
     line.split_once("DNS on ").unwrap().1.split_once(',').unwrap().0.parse().unwrap()
 }

@@ -67,6 +67,17 @@ pub struct Setup {
     pub has_clocks: bool,
     /// Whether the audit log is kept completely, as in a short run.
     pub keeps_audit_log: bool,
+    /// For servers that get lb-linker's names from a replica.
+    pub downstream: Option<DownstreamLines>,
+}
+
+/// Lines of the replicas' Corefiles.
+#[derive(Clone, Debug)]
+pub struct DownstreamLines {
+    /// In the block for DNS.
+    pub transfer: String,
+    /// In a block for HTTPS.
+    pub tls: String,
 }
 
 /// What happens during the operations of a round.
@@ -174,11 +185,11 @@ pub struct Replica {
 }
 
 impl Replica {
-    async fn start(plane: &ControlPlane, name: &'static str, upstream: &str, has_clock: bool) -> Self {
+    async fn start(plane: &ControlPlane, name: &'static str, upstream: &str, setup: &Setup) -> Self {
         let link = FaultyLink::start(plane, "lb-linker", "lb-linker").await;
         let directory = tempfile::tempdir().unwrap();
-        write_corefile(directory.path(), upstream, 10, "");
-        let clock = has_clock.then(ShiftedClock::new);
+        write_corefile(directory.path(), upstream, 10, "", setup.downstream.as_ref());
+        let clock = setup.has_clocks.then(ShiftedClock::new);
         let linker = run(&link, directory.path(), name, clock.as_ref());
         linker.ready().await;
         Self { name, link, clock, directory, linker }
@@ -213,11 +224,22 @@ fn run(link: &FaultyLink, directory: &Path, name: &str, clock: Option<&ShiftedCl
     Linker::start_with(&variables, [&args[..], &corefile, &deletion, &election, &snapshot].concat())
 }
 
-fn write_corefile(directory: &Path, upstream: &str, cache: u32, more_zones: &str) {
+fn write_corefile(
+    directory: &Path,
+    upstream: &str,
+    cache: u32,
+    more_zones: &str,
+    downstream: Option<&DownstreamLines>,
+) {
     let http = "prometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0";
-    let corefile = format!(
-        ".:0 {{\nbind 127.0.0.1\n{http}\ncache {cache}\nlb_linker {ZONE} {more_zones}\nforward . {upstream}\n}}\n"
-    );
+    let plugins =
+        format!("bind 127.0.0.1\ncache {cache}\nlb_linker {ZONE} {more_zones}\nforward . {upstream}\n");
+    let corefile = match downstream {
+        None => format!(".:0 {{\n{http}\n{plugins}}}\n"),
+        Some(DownstreamLines { transfer, tls }) => {
+            format!(".:0 {{\n{http}\n{transfer}\n{plugins}}}\nhttps://.:0 {{\n{tls}\n{plugins}}}\n")
+        }
+    };
     std::fs::write(directory.join("Corefile"), corefile).unwrap();
 }
 
@@ -254,7 +276,7 @@ pub struct Disturbed {
     subjects: BTreeMap<ServiceKey, usize>,
     /// For each StableName, its number in the history, and whether the StableName exists.
     stable_names: Vec<(usize, bool)>,
-    upstream: FaultyUpstream,
+    pub upstream: FaultyUpstream,
     upstream_state: Arc<Mutex<UpstreamState>>,
     pub replicas: [Replica; 2],
     /// A replica that has been killed or stopped, when, and whether it led.
@@ -281,7 +303,7 @@ impl Disturbed {
         let upstream_state = Arc::default();
         let upstream = upstream(&upstream_state).await;
         let address = upstream.address.to_string();
-        let start = |name| Replica::start(&plane, name, &address, setup.has_clocks);
+        let start = |name| Replica::start(&plane, name, &address, &setup);
         let replicas = [start("a").await, start("b").await];
         let shared = Arc::new(Shared::default());
         *shared.replicas.lock().unwrap() = replicas.each_ref().map(|replica| Some(replica.linker.dns));
@@ -321,7 +343,7 @@ impl Disturbed {
     }
 
     /// Returns the names that are asked for.
-    fn subjects(&self) -> Vec<QueriedObject> {
+    pub fn subjects(&self) -> Vec<QueriedObject> {
         let of_services = self.subjects.iter().map(|(key, number)| {
             let (name, namespace) = (key.name(), key.namespace());
             let names = vec![format!("{name}.{namespace}.{ZONE}."), format!("{name}-{namespace}.{ZONE}.")];
@@ -509,7 +531,8 @@ impl Disturbed {
                 let more = ["", "second.internal"].choose(&mut self.random).expect("there are some");
                 let address = self.upstream.address.to_string();
                 for replica in &mut self.replicas {
-                    write_corefile(replica.directory.path(), &address, cache, more);
+                    let downstream = self.setup.downstream.as_ref();
+                    write_corefile(replica.directory.path(), &address, cache, more, downstream);
                     replica.linker.signal(Signal::SIGHUP);
                     replica.linker.signal(Signal::SIGUSR1);
                 }

@@ -37,6 +37,8 @@ pub struct Shared {
     pub history: Mutex<History>,
     /// The address of each replica; `None` while the load sends it no queries.
     pub replicas: Mutex<[Option<SocketAddr>; 2]>,
+    /// The address of a server that asks replica 0 by HTTPS; every tenth query is sent to it.
+    pub by_https: Mutex<Option<SocketAddr>>,
     pub asked: AtomicUsize,
     pub judged: AtomicUsize,
     pub wrong: AtomicUsize,
@@ -76,6 +78,8 @@ struct Answer {
 
 struct Socket {
     server: SocketAddr,
+    /// The number of the replica whose answers it receives.
+    replica: usize,
     socket: UdpSocket,
     /// The question and the time of each query without an answer, by id.
     open: Vec<Option<(usize, Instant)>>,
@@ -85,13 +89,13 @@ struct Socket {
 }
 
 impl Socket {
-    fn to(server: SocketAddr) -> Self {
+    fn to(server: SocketAddr, replica: usize) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.connect(server).unwrap();
         socket.set_nonblocking(true).unwrap();
         // The kernel may limit the size.
         let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER);
-        Self { server, socket, open: vec![None; 1 << 16], order: VecDeque::new(), next: 0 }
+        Self { server, replica, socket, open: vec![None; 1 << 16], order: VecDeque::new(), next: 0 }
     }
 }
 
@@ -108,14 +112,15 @@ pub fn start(shared: &Arc<Shared>, subjects: &[QueriedObject], rate: u32, seed: 
         }
     }
     let shared = Arc::clone(shared);
-    let load = Load { shared, questions, sockets: [None, None], answers: VecDeque::new() };
+    let load = Load { shared, questions, sockets: [None, None, None], answers: VecDeque::new() };
     Builder::new().name("load".to_owned()).spawn(move || load.run(rate, seed)).unwrap()
 }
 
 struct Load {
     shared: Arc<Shared>,
     questions: Vec<Question>,
-    sockets: [Option<Socket>; 2],
+    /// To each replica, and to the server that asks replica 0 by HTTPS.
+    sockets: [Option<Socket>; 3],
     answers: VecDeque<Answer>,
 }
 
@@ -130,7 +135,7 @@ impl Load {
             // A thread that was delayed sends no burst that sockets can't hold.
             for number in sent.max(due.saturating_sub(burst))..due {
                 let question = random.random_range(0..self.questions.len());
-                self.ask((number % 2) as usize, question);
+                self.ask(if number % 10 == 0 { 2 } else { (number % 2) as usize }, question);
             }
             sent = due;
             thread::sleep(STEP);
@@ -147,17 +152,21 @@ impl Load {
 
     /// Replaces the socket of a replica when the address of the replica has changed.
     fn connect(&mut self) {
-        let replicas = *self.shared.replicas.lock().unwrap();
-        for (socket, server) in self.sockets.iter_mut().zip(replicas) {
+        let [a, b] = *self.shared.replicas.lock().unwrap();
+        let by_https = *self.shared.by_https.lock().unwrap();
+        for (socket, (server, replica)) in self.sockets.iter_mut().zip([(a, 0), (b, 1), (by_https, 0)]) {
             if socket.as_ref().map(|socket| socket.server) != server {
-                *socket = server.map(Socket::to);
+                *socket = server.map(|server| Socket::to(server, replica));
             }
         }
     }
 
-    fn ask(&mut self, replica: usize, question: usize) {
-        let replica = if self.sockets[replica].is_some() { replica } else { 1 - replica };
-        let Some(socket) = &mut self.sockets[replica] else { return };
+    fn ask(&mut self, which: usize, question: usize) {
+        // A replica takes the place of a server that is away.
+        let Some(which) = [which, 0, 1].into_iter().find(|which| self.sockets[*which].is_some()) else {
+            return;
+        };
+        let Some(socket) = &mut self.sockets[which] else { return };
         let id = socket.next;
         socket.next = id.wrapping_add(1);
         let bytes = &mut self.questions[question].bytes;
@@ -171,8 +180,8 @@ impl Load {
 
     fn receive(&mut self) {
         let mut buffer = [0; 4096];
-        for (replica, socket) in self.sockets.iter_mut().enumerate() {
-            let Some(socket) = socket else { continue };
+        for socket in self.sockets.iter_mut().flatten() {
+            let replica = socket.replica;
             while let Ok(length) = socket.socket.recv(&mut buffer) {
                 let received = Instant::now();
                 let answer = Message::from_vec(&buffer[..length]).expect("a DNS message");
