@@ -8,6 +8,7 @@ pub mod history;
 pub mod names;
 pub mod names_table;
 pub mod output;
+mod reasons;
 pub(crate) mod remote_links;
 pub mod table;
 mod unread;
