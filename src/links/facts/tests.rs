@@ -252,7 +252,8 @@ async fn stable_name_that_is_not_checked_is_degraded() {
 fn follower_without_a_target_names_the_fault_of_its_stable_name() {
     let facts = facts(&[]);
     let state = FollowerState::Kept("it has no target".to_owned());
-    let follower = Follower { source: Some(key()), name: String::new(), is_written: true, state };
+    let (source, name) = (Some(key()), String::new());
+    let follower = Follower { source, name, is_written: true, state, ignored: None };
     facts.followers.set_unread(Some(Vec::new()));
     facts.followers.set(&ServiceKey::new("app", "db"), Some(follower));
     facts.findings.stable_names.set(&key(), Some("NotAllowed: a policy denies it"));
