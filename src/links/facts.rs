@@ -37,7 +37,7 @@ const MAX_CHAIN: usize = 16;
 
 const PLANNED: &str = "--sync plan writes nothing";
 const OF_PLAN: &str = ": the log says what --sync on would write; plan is the default outside a Pod";
-const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
+pub(super) const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
 
 /// What is wrong with targets and with Services at present.
 pub(super) struct NameProblems {
@@ -294,7 +294,7 @@ impl LinkFacts {
         link: &Arc<Link>,
         problems: &NameProblems,
     ) -> Option<(Cause, String)> {
-        let Some(last) = last_of_chain(&self.store, link) else {
+        let Ok(last) = last_of_chain(&self.store, link) else {
             return Some((Cause::Circle, IN_A_CIRCLE.to_owned()));
         };
         let Some(Target::Hostname(host)) = &last.target else { return None };
@@ -305,21 +305,24 @@ impl LinkFacts {
 }
 
 /// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of a
-/// link; `None` if the targets lead in a circle.
-fn last_of_chain(store: &Store, link: &Arc<Link>) -> Option<Arc<Link>> {
+/// link.
+///
+/// # Errors
+/// The links of a circle, if the targets lead in one.
+pub(super) fn last_of_chain(store: &Store, link: &Arc<Link>) -> Result<Arc<Link>, Vec<ServiceKey>> {
     let mut seen = vec![link.key.clone()];
     let mut next = Arc::clone(link);
     while let Some(Target::Hostname(host)) = &next.target
         && let Some(owner) = store.link_of_host(&host.name())
         && seen.len() <= MAX_CHAIN
     {
-        if seen.contains(&owner.key) {
-            return None;
+        if let Some(position) = seen.iter().position(|key| *key == owner.key) {
+            return Err(seen.split_off(position));
         }
         seen.push(owner.key.clone());
         next = owner;
     }
-    Some(next)
+    Ok(next)
 }
 
 /// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.
