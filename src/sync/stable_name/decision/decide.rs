@@ -266,9 +266,11 @@ impl<'a> Transition<'a> {
     /// pinned.
     fn passed_over(&self, new: &AnnouncedTarget) -> Option<String> {
         let facts = self.facts;
-        let is_other = facts.position_of(&new.source).is_some_and(|position| position > 0);
-        let is_passed_over = is_other && facts.input.spec.pin.as_deref() != Some(&*new.source);
-        let first = sources::statuses(facts, None).into_iter().next().filter(|_| is_passed_over)?;
+        // A link that the StableName takes over keeps its target.
+        let is_passed_over = |position: &usize| *position > 0 && !facts.input.offers[*position].is_live_link;
+        let is_pinned = facts.input.spec.pin.as_deref() == Some(&*new.source);
+        facts.position_of(&new.source).filter(is_passed_over).filter(|_| !is_pinned)?;
+        let first = sources::statuses(facts, None).into_iter().next()?;
         Some(of_source(&first.name, &first.message))
     }
 }
