@@ -1,5 +1,5 @@
-//! Reports in the log and in Events what is wrong between links: targets that lead in a circle, and names that the domain
-//! of a remote cluster hides.
+//! Reports in the log and in Events what is wrong between links: targets that lead in a circle, and names that the
+//! domain of a remote cluster hides.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

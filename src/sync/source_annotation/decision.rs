@@ -41,8 +41,8 @@ fn has_no_effect(key: &str) -> bool {
     key.starts_with(PREFIX) && !KNOWN.contains(&key)
 }
 
-/// Returns which annotations of an ExternalName Service are ignored. Those of load balancers are reported only on one that
-/// follows: it may have been a load balancer.
+/// Returns which annotations of an ExternalName Service are ignored. Those of load balancers are reported only on a
+/// Service that follows: another one may have been a load balancer.
 fn ignored(service: &Service) -> Option<String> {
     let follows = service.annotation(SOURCE).is_some();
     let is_ignored = |key: &str| if follows { has_no_effect(key) } else { is_unknown_annotation(key) };
@@ -229,7 +229,8 @@ mod tests {
             service
         };
         let found = follower(with(json!({"linker.hsj.com/sorce": "web"}))).unwrap().unwrap_err();
-        let why = "the annotation \"linker.hsj.com/sorce\" is ignored: ExternalName Services have linker.hsj.com/source";
+        let why = "the annotation \"linker.hsj.com/sorce\" is ignored: ExternalName Services have \
+                   linker.hsj.com/source";
         assert_eq!((found.refusal, found.ignored.as_deref()), (None, Some(why)));
         let both = json!({"linker.hsj.com/sorce": "web", SOURCE: "web"});
         assert_eq!(follower(with(both)).unwrap().unwrap().ignored.as_deref(), Some(why));

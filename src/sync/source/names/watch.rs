@@ -387,8 +387,8 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: b
     }
 }
 
-/// Returns when a watch was last known to bring each change, in steps of [`READ_STEP`] seconds: the note stays the same over
-/// several failures.
+/// Returns when a watch was last known to bring each change, in steps of [`READ_STEP`] seconds: the note stays the same
+/// over several failures.
 fn read_at(activity: &LastActivity) -> Timestamp {
     let second = Timestamp::now().as_second().saturating_sub_unsigned(activity.age().as_secs());
     Timestamp::from_second(second - second.rem_euclid(READ_STEP)).unwrap_or_default()
