@@ -13,6 +13,7 @@ use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{Input, OnGone};
 use crate::sync::events::Recorder;
 use crate::sync::k8s::labels::SOURCE;
+use crate::sync::k8s::service::PREFIX;
 use crate::sync::k8s::watch::Event;
 use crate::sync::source::service_links::set_override;
 use crate::sync::test_support;
@@ -137,16 +138,17 @@ async fn ignored_annotation_of_a_follower_has_an_event_and_a_reason() {
         (recorder.take_queued(), shown.ignored, counts)
     };
     assert_eq!(apply(&done), (vec![], None, [1, 0, 0]));
-    done["metadata"]["annotations"]["linker.hsj.com/sorce"] = "web".into();
-    let why = "the annotation \"linker.hsj.com/sorce\" is ignored: ExternalName Services have linker.hsj.com/source";
+    let misspelled = format!("{PREFIX}sorce");
+    done["metadata"]["annotations"][&misspelled] = "web".into();
+    let why = format!("the annotation \"{misspelled}\" is ignored: ExternalName Services have {SOURCE}");
     let event = |reason, why: &str| (reason, Box::from(why));
-    let ignored = event(Reason::AnnotationIgnored, why);
-    assert_eq!(apply(&done), (vec![ignored], Some(why.to_owned()), [0, 1, 0]));
-    assert_eq!(apply(&done), (vec![], Some(why.to_owned()), [0, 1, 0]), "once");
+    let ignored = event(Reason::AnnotationIgnored, &why);
+    assert_eq!(apply(&done), (vec![ignored], Some(why.clone()), [0, 1, 0]));
+    assert_eq!(apply(&done), (vec![], Some(why.clone()), [0, 1, 0]), "once");
     done["metadata"]["annotations"][SOURCE] = "a/b/c".into();
     let refused = "annotation linker.hsj.com/source \"a/b/c\" isn't [<namespace>/]<service>";
     let refused = event(Reason::TargetRefused, refused);
-    assert_eq!(apply(&done), (vec![refused], Some(why.to_owned()), [0, 0, 1]));
+    assert_eq!(apply(&done), (vec![refused], Some(why), [0, 0, 1]));
     done["metadata"]["annotations"] = json!({SOURCE: "web"});
     assert_eq!(apply(&done), (vec![], None, [1, 0, 0]));
 }
