@@ -149,6 +149,7 @@ impl LinkSource {
     pub async fn open(flags: Flags, filter: LinkFilter, reads_followers: bool) -> Result<Self, RunError> {
         let client = |address| InstanceClient::of_links(address, &filter);
         let asked = ask(&flags, "links", client, async |client| client.links().await).await?;
+        let mut is_led = false;
         let foreign = match asked {
             Asked::Instance { address, client, listing }
                 if !reads_followers || listing.followers.is_some() =>
@@ -158,6 +159,7 @@ impl LinkSource {
             Asked::Instance { address, listing, .. } => {
                 let name = sentence(&listing.instance).to_string();
                 let why = "doesn't know the Services that follow: only the leader does";
+                is_led = true;
                 Some(format!("{name} at {address} {why}"))
             }
             Asked::None { foreign } => foreign,
@@ -165,7 +167,9 @@ impl LinkSource {
         if reads_followers && flags.manifests.is_some() {
             return Err(RunError::FollowersOfManifests);
         }
-        let reader = Box::new(LinkReader::open_for_views(flags, reads_followers).await?);
+        let mut reader = Box::new(LinkReader::open_for_views(flags, reads_followers).await?);
+        // Another replica lets Services follow: those that it has never had to write are as they should be.
+        reader.facts.reads_followers &= !is_led;
         warn_of_foreign(foreign, &reader, "links");
         let changes = reader.store.subscribe();
         let seen = (reader.facts.version(), reader.facts.notice());

@@ -12,7 +12,6 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{error, warn};
 
 use crate::model::owner::{Source, Zone};
-use crate::store::{Input, Store};
 use crate::sync::k8s::remotes::uid_of_cluster;
 use crate::sync::source::dns_endpoint::DnsEndpoints;
 use crate::sync::source::gateway::Gateways;
@@ -123,20 +122,6 @@ async fn wait_if_home(home: Client, remote: NameWatcher) -> Arc<str> {
             (Some(_), Ok(Some(_))) => return std::future::pending().await,
             _ => sleep(COMPARE_AFTER).await,
         }
-    }
-}
-
-/// Warns of load balancers of the home cluster whose names the domain of a remote cluster hides.
-pub(super) async fn warn_of_hidden_names(store: Arc<Store>, remotes: Arc<[Arc<str>]>) {
-    store.known(Input::Services).await;
-    let links = store.links();
-    for cluster in
-        remotes.iter().filter(|cluster| links.iter().any(|link| link.key.namespace() == &***cluster))
-    {
-        warn!(
-            "load balancers of namespace {cluster} have no names <service>.{cluster}.<zone>: these are those of remote \
-             cluster {cluster}. Give the cluster another name, or let clients use <service>-{cluster}.<zone>"
-        );
     }
 }
 

@@ -19,6 +19,7 @@ use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::facts::{LinkFacts, tell_age};
+use crate::links::relations;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::owner::Zone;
 use crate::object_log::ObjectLog;
@@ -311,6 +312,11 @@ impl SyncSource {
     }
 
     fn start(self, mut parts: Parts, check_dns: CheckDns) -> JoinSet<()> {
+        // A command that only reads links shows it in their states.
+        if parts.facts.failed_targets.is_some() {
+            let store = Arc::clone(&parts.facts.store);
+            parts.spawn_until_stop(relations::report(store, parts.link_reporter.clone()));
+        }
         if let Some(backend) = self.backend() {
             let context = parts.reconciler(backend.clone(), self.service_lookup(&parts.flags));
             parts.spawn_writer("the reconciler", context, reconciler::run);
@@ -510,8 +516,6 @@ impl Parts {
             supervisor: Arc::clone(&self.metrics.supervisor),
         };
         self.spawn_writer("the sources of names", context, name_sources::run);
-        let (store, remotes) = (Arc::clone(&self.facts.store), self.flags.remote.names());
-        self.spawn_until_stop(name_sources::warn_of_hidden_names(store, remotes));
     }
 
     fn followers(&self, client: Client, availability: ApiAvailability) -> SourceAnnotationContext {

@@ -36,7 +36,8 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
         let what = match (&filter.service, &filter.namespace) {
             (Some(name), Some(namespace)) => format!("no load balancer or StableName {namespace}/{name}"),
             (Some(name), None) => format!("no load balancer or StableName {name}"),
-            (None, _) => "no load balancer".to_owned(),
+            (None, Some(namespace)) => format!("no load balancer in namespace {namespace}"),
+            (None, None) => "no load balancer".to_owned(),
         };
         print_not_found(&what, source.unread());
     }

@@ -29,7 +29,8 @@ pub(super) fn confirm(objects: &[String], server: &ApiServer) -> Result<(), &'st
     let mut answer = String::new();
     // An answer that can't be read is none.
     let _ = std::io::stdin().read_line(&mut answer);
-    if answer.is_empty() {
+    // Only a terminal shows the end of the answer.
+    if answer.is_empty() || !std::io::stdin().is_terminal() {
         let _ = writeln!(std::io::stderr());
     }
     consent(&answer)

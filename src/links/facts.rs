@@ -8,11 +8,13 @@ use std::time::Duration;
 use super::LinkFilter;
 use super::age::age;
 use super::followers::{FollowerView, follower_view};
-use super::view::{LinkView, ViewState, selected, view};
+use super::reasons::{Cause, Reasons};
+use super::view::{LinkView, ViewState, reasons_of, selected, view};
 use crate::dns::plugins::lb_linker::failed_targets::{FailedTargetsGauge, UnresolvedTargets};
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
+use crate::model::object_texts::ObjectTexts;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::readiness::{ForbiddenLists, Readiness};
@@ -35,7 +37,7 @@ const MAX_CHAIN: usize = 16;
 
 const PLANNED: &str = "--sync plan writes nothing";
 const OF_PLAN: &str = ": the log says what --sync on would write; plan is the default outside a Pod";
-const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
+pub(super) const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
 
 /// What is wrong with targets and with Services at present.
 pub(super) struct NameProblems {
@@ -164,72 +166,60 @@ impl LinkFacts {
     }
 
     fn view(&self, link: &Arc<Link>, problems: &NameProblems) -> LinkView {
-        let mut shown = view(link, &self.store, &self.target_namespace);
-        let Findings { services, stable_names, held_removals, removals, left_out, readiness, .. } =
-            &self.findings;
-        let of_flag = left_out.get(&link.key).filter(|_| shown.state == ViewState::LeftOut);
-        let of_flag = of_flag.map(|why| why.to_string().into());
-        if !self.needs_external_targets
-            && self.external_targets.get(&link.key) == Some(ExternalTargetState::Missing)
-        {
-            shown.external_target = None;
-        }
-        if shown.state == ViewState::Gone
-            && let Some(unselected) = self.unselected.get(&link.key)
-            && unselected.uid == link.uid
-        {
-            shown.reason = Some("the Service exists, and isn't selected any more".into());
-        }
-        let mut reasons: Vec<Cow<'static, str>> = of_flag.or(shown.reason.take()).into_iter().collect();
-        let has_target = matches!(shown.state, ViewState::Ready | ViewState::Kept);
-        if has_target && shown.dns_names.is_empty() {
-            reasons.push("no zone serves a name of it, so DNS doesn't answer with its target".into());
-        }
-        if has_target
-            && let Some((state, why)) =
-                self.external_target_problem(link).or_else(|| self.missing_addresses(link))
-        {
-            if shown.state == ViewState::Ready {
-                shown.state = state;
-            }
-            reasons.push(why.into());
-        }
-        if shown.overridden_by.is_some() {
-            reasons.extend(self.unchecked().map(Cow::Owned));
-        }
-        if link.target.is_some() && link.active_override().is_some_and(|by| by.is_provisional) {
-            reasons.push("no target of its StableName has been read, so the last one is kept".into());
-        }
-        reasons.extend(self.unread(link, problems, shown.overridden_by.is_some()));
-        let of_override = shown
-            .overridden_by
-            .as_ref()
-            .map(|_| [stable_names.get(&link.key), readiness.unwritten.get(&link.key)]);
-        let of_link = [services.get(&link.key), held_removals.get(&link.key), removals.get(&link.key)];
-        let own = of_override.into_iter().flatten().chain(of_link);
-        reasons.extend(own.flatten().map(|why| paragraph(&why).to_string().into()));
-        if let Some((state, why)) = self.problem_of_target(link, problems) {
-            let is_answered = matches!(shown.state, ViewState::Ready | ViewState::Degraded);
-            if state == ViewState::Unresolved && is_answered {
-                shown.state = state;
-            }
-            let at = if why == IN_A_CIRCLE { reasons.len() } else { 0 };
-            reasons.insert(at, why.into());
-        }
-        if shown.state == ViewState::Ready && !reasons.is_empty() {
-            shown.state = ViewState::Degraded;
-        }
-        shown.reason = (!reasons.is_empty()).then(|| reasons.join("; ").into());
-        shown
+        let shown = view(link, &self.store, &self.target_namespace);
+        let lacks_external_target = !self.needs_external_targets
+            && self.external_targets.get(&link.key) == Some(ExternalTargetState::Missing);
+        let (state, reason) = self.reasons(link, problems, &shown).judged();
+        let external_target = shown.external_target.filter(|_| !lacks_external_target);
+        LinkView { external_target, state, reason, ..shown }
     }
 
-    /// Returns why the StableName and the Service of a link can't be read.
-    fn unread(
+    /// Returns everything that is wrong with a link.
+    fn reasons(&self, link: &Arc<Link>, problems: &NameProblems, shown: &LinkView) -> Reasons {
+        let mut reasons = reasons_of(link, &self.store);
+        let Findings { services, stable_names, held_removals, removals, left_out, readiness, .. } =
+            &self.findings;
+        let about = |texts: &ObjectTexts| texts.get(&link.key).map(|why| paragraph(&why).to_string());
+        if link.is_left_out()
+            && let Some(of_flag) = left_out.get(&link.key)
+        {
+            reasons.replace(Cause::LeftOut, of_flag.to_string());
+        }
+        if let Some(unselected) = self.unselected.get(&link.key)
+            && unselected.uid == link.uid
+        {
+            reasons.replace(Cause::Gone, "the Service exists, and isn't selected any more");
+        }
+        if link.target.is_some() && shown.dns_names.is_empty() {
+            reasons.add(Cause::NoZone, "no zone serves a name of it, so DNS doesn't answer with its target");
+        }
+        reasons.extend_pairs(self.external_target_problem(link));
+        reasons.extend(Cause::NoAddress, self.missing_addresses(link));
+        if shown.overridden_by.is_some() {
+            reasons.extend(Cause::Unchecked, self.unchecked());
+            reasons.extend(Cause::StableName, about(stable_names));
+            reasons.extend(Cause::UnwrittenStatus, about(&readiness.unwritten));
+        }
+        if link.target.is_some() && link.active_override().is_some_and(|by| by.is_provisional) {
+            let why = "no target of its StableName has been read, so the last one is kept";
+            reasons.add(Cause::Provisional, why);
+        }
+        self.add_unread(link, problems, shown.overridden_by.is_some(), &mut reasons);
+        reasons.extend(Cause::Object, about(services));
+        reasons.extend(Cause::HeldRemoval, about(held_removals));
+        reasons.extend(Cause::Removal, about(removals));
+        reasons.extend_pairs(self.problem_of_target(link, problems));
+        reasons
+    }
+
+    /// Adds why the StableName and the Service of a link can't be read.
+    fn add_unread(
         &self,
         link: &Arc<Link>,
         problems: &NameProblems,
         is_overridden: bool,
-    ) -> impl Iterator<Item = Cow<'static, str>> + use<> {
+        reasons: &mut Reasons,
+    ) {
         let Readiness { stable_names, load_balancers, .. } = &*self.findings.readiness;
         let note = |lists: &ForbiddenLists| lists.note_for(&link.key).cloned();
         let of_stable_name = stable_names.load().as_deref().filter(|_| is_overridden).and_then(note);
@@ -237,7 +227,8 @@ impl LinkFacts {
             Some(by) => problems.unread.get(&by.service_uid).cloned(),
             None => load_balancers.load().as_deref().filter(|_| link.service_link().is_some()).and_then(note),
         };
-        of_stable_name.into_iter().chain(of_service).map(|note| note.to_string().into())
+        reasons.extend(Cause::UnreadStableName, of_stable_name.map(|note| note.to_string()));
+        reasons.extend(Cause::UnreadService, of_service.map(|note| note.to_string()));
     }
 
     /// Returns why no StableName moves at present, as far as this replica knows.
@@ -251,14 +242,14 @@ impl LinkFacts {
         lasting_outage(&self.availability).map(|outage| format!("a move may not be seen: {}", outage.reason))
     }
 
-    fn external_target_problem(&self, link: &Link) -> Option<(ViewState, String)> {
+    fn external_target_problem(&self, link: &Link) -> Option<(Cause, String)> {
         let refused = self.findings.readiness.writes.load_full();
         let problem = self.external_targets.problem(&link.key, refused.is_some());
         let (what, failure) = match problem {
             Some((ExternalTargetState::Conflict { why, at }, _)) => {
                 let at = at.map(|at| format!("; it points at {at}")).unwrap_or_default();
                 let why = format!("its external target is left alone: {}{at}", paragraph(&why));
-                return Some((ViewState::Conflict, why));
+                return Some((Cause::ForeignExternalTarget, why));
             }
             Some((ExternalTargetState::Missing, _)) if !self.needs_external_targets => return None,
             Some((ExternalTargetState::Missing, failure)) => {
@@ -274,7 +265,7 @@ impl LinkFacts {
                 (format!("its external target still points at {at}"), failure)
             }
             // Nothing is compared before the external targets can be listed.
-            None if !self.external_targets.is_known() && refused.is_some() => {
+            None if link.target.is_some() && !self.external_targets.is_known() && refused.is_some() => {
                 ("its external target isn't known".to_owned(), None)
             }
             None => return None,
@@ -284,17 +275,17 @@ impl LinkFacts {
         let planned = self.only_plans.then(|| PLANNED.to_owned());
         let why = failure.or_else(|| refused.map(|refused| refused.to_string())).or(planned).or(leaderless);
         let why = why.map(|why| format!(": {}", paragraph(&why))).unwrap_or_default();
-        Some((ViewState::Degraded, what + &why))
+        Some((Cause::ExternalTarget, what + &why))
     }
 
     /// Returns why the external target of a link has no address.
-    fn missing_addresses(&self, link: &Link) -> Option<(ViewState, String)> {
+    fn missing_addresses(&self, link: &Link) -> Option<String> {
         let target = link.target.as_ref().filter(|target| lacks_address(target))?;
         let why = format!(
             "its external target has no address, because the API server refuses {target} in EndpointSlices: only DNS \
              answers with it"
         );
-        (self.needs_external_targets && self.has_slices).then_some((ViewState::Degraded, why))
+        (self.needs_external_targets && self.has_slices).then_some(why)
     }
 
     /// Returns why the target of a link brings no addresses.
@@ -302,33 +293,36 @@ impl LinkFacts {
         &self,
         link: &Arc<Link>,
         problems: &NameProblems,
-    ) -> Option<(ViewState, String)> {
-        let Some(last) = self.last_of_chain(link) else {
-            return Some((ViewState::Degraded, IN_A_CIRCLE.to_owned()));
+    ) -> Option<(Cause, String)> {
+        let Ok(last) = last_of_chain(&self.store, link) else {
+            return Some((Cause::Circle, IN_A_CIRCLE.to_owned()));
         };
         let Some(Target::Hostname(host)) = &last.target else { return None };
         let failure = problems.unresolved.of(&host.name())?;
-        let state = if failure.is_address { ViewState::Unresolved } else { ViewState::Degraded };
-        Some((state, format!("its target can't be resolved: {}", failure.why)))
+        let cause = if failure.is_address { Cause::Unresolved } else { Cause::OtherRecords };
+        Some((cause, format!("its target can't be resolved: {}", failure.why)))
     }
+}
 
-    /// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of
-    /// a link; `None` if the targets lead in a circle.
-    fn last_of_chain(&self, link: &Arc<Link>) -> Option<Arc<Link>> {
-        let mut seen = vec![link.key.clone()];
-        let mut next = Arc::clone(link);
-        while let Some(Target::Hostname(host)) = &next.target
-            && let Some(owner) = self.store.link_of_host(&host.name())
-            && seen.len() <= MAX_CHAIN
-        {
-            if seen.contains(&owner.key) {
-                return None;
-            }
-            seen.push(owner.key.clone());
-            next = owner;
+/// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of a
+/// link.
+///
+/// # Errors
+/// The links of a circle, if the targets lead in one.
+pub(super) fn last_of_chain(store: &Store, link: &Arc<Link>) -> Result<Arc<Link>, Vec<ServiceKey>> {
+    let mut seen = vec![link.key.clone()];
+    let mut next = Arc::clone(link);
+    while let Some(Target::Hostname(host)) = &next.target
+        && let Some(owner) = store.link_of_host(&host.name())
+        && seen.len() <= MAX_CHAIN
+    {
+        if let Some(position) = seen.iter().position(|key| *key == owner.key) {
+            return Err(seen.split_off(position));
         }
-        Some(next)
+        seen.push(owner.key.clone());
+        next = owner;
     }
+    Ok(next)
 }
 
 /// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.

@@ -32,7 +32,7 @@ pub struct FollowerView {
 pub enum FollowerViewState {
     /// The Service points at the target of its link.
     Ready,
-    /// The Service points at another name, which hasn't been replaced yet.
+    /// The Service points at another name, which hasn't been replaced yet, or one of its annotations is ignored.
     Degraded,
     /// The link has no target at present: the Service stays as it is.
     Kept,
@@ -60,7 +60,9 @@ pub(super) fn follower_view(
     is_led: bool,
 ) -> FollowerView {
     let of_source = of_source.map(|why| format!("; its StableName: {why}")).unwrap_or_default();
+    let ignored = follower.ignored;
     let (state, reason) = match follower.state {
+        FollowerState::Follows if ignored.is_some() => (FollowerViewState::Degraded, None),
         FollowerState::Follows => {
             let why = "its name is right, and no lb-linker has written it yet";
             (FollowerViewState::Ready, (!is_led && !follower.is_written).then(|| why.to_owned()))
@@ -73,6 +75,8 @@ pub(super) fn follower_view(
         FollowerState::Kept(why) => (FollowerViewState::Kept, Some(why + &of_source)),
         FollowerState::Refused(why) => (FollowerViewState::Refused, Some(why)),
     };
+    let reasons: Vec<String> = [reason, ignored].into_iter().flatten().collect();
+    let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
     let (namespace, service) = key.parts();
     FollowerView {
         namespace: namespace.to_owned(),
@@ -137,8 +141,23 @@ mod tests {
 
     fn view_of(state: FollowerState, is_written: bool, is_led: bool) -> FollowerView {
         let (source, name) = (Some(ServiceKey::new("shop", "web")), "a.example".to_owned());
-        let follower = Follower { source, name, is_written, state };
+        let follower = Follower { source, name, is_written, state, ignored: None };
         follower_view(&ServiceKey::new("app", "db"), follower, None, is_led)
+    }
+
+    #[test]
+    fn ignored_annotation_of_a_follower_is_a_reason() {
+        let refused = FollowerState::Refused("it may not follow".to_owned());
+        for (state, expected) in [
+            (FollowerState::Follows, (FollowerViewState::Degraded, "an annotation is ignored")),
+            (refused, (FollowerViewState::Refused, "it may not follow; an annotation is ignored")),
+        ] {
+            let (source, name) = (Some(ServiceKey::new("shop", "web")), "a.example".to_owned());
+            let ignored = Some("an annotation is ignored".to_owned());
+            let follower = Follower { source, name, is_written: true, state, ignored };
+            let view = follower_view(&ServiceKey::new("app", "db"), follower, None, true);
+            assert_eq!((view.state, view.reason.as_deref()), (expected.0, Some(expected.1)));
+        }
     }
 
     #[test]

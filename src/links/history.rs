@@ -151,7 +151,7 @@ impl History {
 fn event(link: &Link, time: Timestamp) -> LinkEvent {
     // Whole seconds, as in Kubernetes' timestamps.
     let time = Timestamp::from_second(time.as_second()).unwrap_or(time);
-    LinkEvent { time, state: state_of(link).0, target: link.target.as_ref().map(ToString::to_string) }
+    LinkEvent { time, state: state_of(link), target: link.target.as_ref().map(ToString::to_string) }
 }
 
 fn is_alike(one: &LinkEvent, other: &LinkEvent) -> bool {

@@ -1,5 +1,6 @@
 //! The DNS names of all zones, as users see them.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use hickory_proto::rr::Name;
 use serde::{Deserialize, Serialize};
 
 use super::facts::{LinkFacts, NameProblems};
+use super::reasons::{Cause, Reasons};
 use super::view::{ViewState, override_of};
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, LinkState};
@@ -164,7 +166,8 @@ impl LinkFacts {
         link: &Arc<Link>,
         problems: &NameProblems,
     ) -> (ViewState, Option<String>) {
-        let (state, why) = self.state_of_target(link, problems);
+        let mut reasons = reasons_of_target(link);
+        reasons.extend_pairs(self.problem_of_target(link, problems));
         let asking = &self.findings.asking;
         let of_object = |(position, (kind, key)): (usize, (RegardingKind, ServiceKey))| {
             let text = asking.texts(key.cluster(), kind).get(&key)?;
@@ -172,29 +175,24 @@ impl LinkFacts {
             // The first object is the one that is shown.
             Some(if position == 0 { text.to_string() } else { format!("{} {key}: {text}", kind.api().1) })
         };
-        let of_objects: Vec<String> =
-            asking.of(owner).into_iter().enumerate().filter_map(of_object).collect();
-        let state =
-            if state == ViewState::Ready && !of_objects.is_empty() { ViewState::Degraded } else { state };
-        let reasons: Vec<String> = why.into_iter().chain(of_objects).collect();
-        (state, (!reasons.is_empty()).then(|| reasons.join("; ")))
+        reasons.extend(Cause::Object, asking.of(owner).into_iter().enumerate().filter_map(of_object));
+        let (state, reason) = reasons.judged();
+        (state, reason.map(Cow::into_owned))
     }
+}
 
-    fn state_of_target(&self, link: &Arc<Link>, problems: &NameProblems) -> (ViewState, Option<String>) {
-        if let Some((state, why)) = self.problem_of_target(link, problems) {
-            return (state, Some(why));
-        }
-        let (state, why) = match (&link.target, link.state) {
-            (Some(_), LinkState::Stale) if link.refused => {
-                (ViewState::Kept, "its status names a target that isn't allowed")
-            }
-            (Some(_), LinkState::Stale) => (ViewState::Kept, "its status is blank"),
-            _ if link.has_data() => return (ViewState::Ready, None),
-            _ if link.refused => (ViewState::Refused, "its status names a target that isn't allowed"),
-            _ => (ViewState::Pending, "its status names no target yet"),
-        };
-        (state, Some(why.to_owned()))
+/// Returns why an owner that isn't a load balancer of the home cluster has no new target.
+fn reasons_of_target(link: &Link) -> Reasons {
+    const REFUSED: &str = "the target that it names isn't allowed";
+    let mut reasons = Reasons::default();
+    match (&link.target, link.state) {
+        (Some(_), LinkState::Stale) if link.refused => reasons.add(Cause::Kept, REFUSED),
+        (Some(_), LinkState::Stale) => reasons.add(Cause::Kept, "its status is blank"),
+        _ if link.has_data() => {}
+        _ if link.refused => reasons.add(Cause::Refused, REFUSED),
+        _ => reasons.add(Cause::Pending, "its status names no target yet"),
     }
+    reasons
 }
 
 fn shown_target(link: &Link) -> Option<String> {

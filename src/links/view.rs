@@ -10,9 +10,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::LinkFilter;
+use super::reasons::{Cause, Reasons};
 use crate::model::excerpt::{examples, sentence};
 use crate::model::link::{Link, LinkState};
 use crate::model::names;
+use crate::model::owner::Zone;
 use crate::store::Store;
 use crate::sync::source::service_links::dns_names;
 
@@ -96,6 +98,7 @@ pub struct LinkEvent {
     pub target: Option<String>,
 }
 
+/// In the order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ViewState {
     /// DNS answers with the target that the status of the Service or of the StableName names.
@@ -104,19 +107,19 @@ pub enum ViewState {
     /// Degraded or not Ready, no zone serves a name of the link, or something that the Service asks for is denied or
     /// ignored.
     Degraded,
-    /// The last look-up of the target's addresses has failed, or brought only denied ones: clients get SERVFAIL or
-    /// NXDOMAIN, the last known addresses, or none. Only a process that answers DNS knows it.
-    Unresolved,
-    /// Ready, but another link has one of the link's names, or the external target belongs to another object or
-    /// instance.
+    /// The status names no allowed target any more; DNS answers with the last allowed target.
+    Kept,
+    /// Another object has one of the link's names, or the external target belongs to another object or instance.
     Conflict,
+    /// The targets lead in a circle. Or the last look-up of the target's addresses has failed, or brought only denied
+    /// ones: clients get SERVFAIL or NXDOMAIN, the last known addresses, or none. Only a process that answers DNS knows
+    /// the latter.
+    Unresolved,
     /// There is no target yet, or the StableName has withdrawn it.
     Pending,
     /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
     /// denies the target of the StableName.
     Refused,
-    /// The status names no allowed target any more; DNS answers with the last allowed target.
-    Kept,
     /// The Service hasn't been listed since the start, because a flag leaves it out, because its namespace can't be
     /// listed, or because it doesn't exist. The external target is kept, perhaps only for `--delete-delay`.
     LeftOut,
@@ -175,8 +178,7 @@ pub fn changes(before: &[LinkView], after: &[LinkView]) -> Vec<LinkView> {
 }
 
 pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> LinkView {
-    let (state, reason) = state_of(link);
-    let taken = (state == ViewState::Conflict).then(|| taken_names(link, store)).flatten();
+    let (state, reason) = reasons_of(link, store).judged();
     LinkView {
         namespace: link.key.namespace().to_owned(),
         service: link.key.name().to_owned(),
@@ -187,11 +189,40 @@ pub(super) fn view(link: &Arc<Link>, store: &Store, target_namespace: &str) -> L
             || store.has_external_target(&link.key))
         .then(|| format!("{target_namespace}/{}", link.external_target())),
         state,
-        reason: taken.map(Cow::Owned).or_else(|| reason.map(Cow::Borrowed)),
+        reason,
         overridden_by: override_of(link),
         created: link.object_created.and_then(|created| Timestamp::from_second(created).ok()),
         history: None,
     }
+}
+
+/// Returns the reasons that the store alone shows.
+pub(super) fn reasons_of(link: &Arc<Link>, store: &Store) -> Reasons {
+    let mut reasons = Reasons::default();
+    if let Some((cause, why)) = of_target(link) {
+        reasons.add(cause, why);
+    }
+    if link.is_missing_name() {
+        let taken = taken_names(link, store).map(Cow::Owned);
+        reasons.add(Cause::LostName, taken.unwrap_or(Cow::Borrowed("another link has one of its names")));
+    }
+    reasons.extend(Cause::HiddenName, hidden_name(link, store));
+    reasons
+}
+
+/// Returns which names of a link the domain of a remote cluster contains.
+pub(super) fn hidden_name(link: &Link, store: &Store) -> Option<String> {
+    let (namespace, service) = link.key.parts();
+    let zones = store.zones();
+    let is_hidden = |zone: &&Zone| zone.cluster.as_deref() == Some(namespace);
+    let domain = zones.iter().find(is_hidden).filter(|_| !link.is_gone())?;
+    let zone = names::text(&domain.origin);
+    let zone = zone.split_once('.').map_or(&*zone, |(_, zone)| zone);
+    let short = names::dashed_label(namespace, service);
+    Some(format!(
+        "{service}.{namespace}.{zone} isn't a name of it: the names below {namespace}.{zone} are those of remote \
+         cluster {namespace}. Give the cluster another name, or let clients use {short}.{zone}"
+    ))
 }
 
 /// Returns which names of a link another link has, and which one, or how the link gets a name that is free by now.
@@ -243,58 +274,51 @@ pub(super) fn override_of(link: &Arc<Link>) -> Option<OverrideView> {
     })
 }
 
-/// Returns the state of a link, and why it isn't `Ready`.
-pub(super) fn state_of(link: &Link) -> (ViewState, Option<&'static str>) {
+/// Returns the state of a link, as far as the link alone shows it.
+pub(super) fn state_of(link: &Link) -> ViewState {
+    let lost = link.is_missing_name().then_some(Cause::LostName);
+    let causes = of_target(link).map(|(cause, _)| cause).into_iter().chain(lost);
+    causes.min().map_or(ViewState::Ready, Cause::state)
+}
+
+/// Returns why a link doesn't have the target that its Service or StableName names at present.
+fn of_target(link: &Link) -> Option<(Cause, &'static str)> {
     const LEFT_OUT: &str = "a flag leaves the Service out, lb-linker may not list its namespace, or whether it exists \
                             isn't known yet; its external target is kept, perhaps only for --delete-delay";
-    const REFUSED: &str = "the Service's status names a target that isn't allowed";
-    match link.state {
+    const REFUSED: &str = "the target that the Service names isn't allowed";
+    let by = link.active_override();
+    let has_no_source = || {
+        let overridden = link.overridden.as_ref();
+        overridden.is_some_and(|overridden| overridden.service_link.is_none())
+    };
+    Some(match link.state {
         // A link has no uid if it was that of a StableName alone, or of a Service that was gone before the start.
-        LinkState::Gone(_) if link.uid.is_empty() => {
-            (ViewState::Gone, Some("the Service or the StableName is gone"))
+        LinkState::Gone(_) if link.uid.is_empty() => (Cause::Gone, "the Service or the StableName is gone"),
+        LinkState::Gone(_) => {
+            (Cause::Gone, "the Service is gone, isn't a load balancer any more, or isn't selected any more")
         }
-        LinkState::Gone(_) => (
-            ViewState::Gone,
-            Some("the Service is gone, isn't a load balancer any more, or isn't selected any more"),
-        ),
-        LinkState::LeftOut => (ViewState::LeftOut, Some(LEFT_OUT)),
-        LinkState::Stale if link.refused => (ViewState::Kept, Some(REFUSED)),
-        LinkState::Stale => (ViewState::Kept, Some("the Service's status is blank")),
-        LinkState::Recreated(_) if link.active_override().is_some_and(|by| by.refused) => {
-            (ViewState::Refused, Some("the target of the StableName isn't allowed"))
+        LinkState::LeftOut => (Cause::LeftOut, LEFT_OUT),
+        LinkState::Stale if link.refused => (Cause::Kept, REFUSED),
+        LinkState::Stale => (Cause::Kept, "the Service's status is blank"),
+        LinkState::Recreated(_) if by.is_some_and(|by| by.refused) => {
+            (Cause::Refused, "the target of the StableName isn't allowed")
         }
-        LinkState::Recreated(_) if link.active_override().is_some() => {
-            (ViewState::Pending, Some("the target of the StableName is withdrawn"))
+        LinkState::Recreated(_) if by.is_some() => {
+            (Cause::Pending, "the target of the StableName is withdrawn")
         }
-        LinkState::Recreated(_) => (
-            ViewState::Pending,
-            Some("the Service was recreated, or its type was changed, and it has no target yet"),
-        ),
-        LinkState::Live
-            if link.target.is_none() && link.active_override().is_some_and(|by| by.is_provisional) =>
-        {
-            (
-                ViewState::Pending,
-                Some("its StableName hasn't been read, and its external target has no target"),
-            )
+        LinkState::Recreated(_) => {
+            (Cause::Pending, "the Service was recreated, or its type was changed, and it has no target yet")
         }
-        LinkState::Live
-            if link
-                .overridden
-                .as_ref()
-                .is_some_and(|overridden| overridden.service_link.is_none() && link.target.is_none()) =>
-        {
-            (ViewState::Pending, Some("no source of the StableName has a usable target yet"))
+        LinkState::Live if link.target.is_some() => return None,
+        LinkState::Live if by.is_some_and(|by| by.is_provisional) => {
+            (Cause::Pending, "its StableName hasn't been read, and its external target has no target")
         }
-        LinkState::Live if link.target.is_none() && link.refused => (ViewState::Refused, Some(REFUSED)),
-        LinkState::Live if link.target.is_none() => {
-            (ViewState::Pending, Some("the Service's status names no target yet"))
+        LinkState::Live if has_no_source() => {
+            (Cause::Pending, "no source of the StableName has a usable target yet")
         }
-        LinkState::Live if link.is_missing_name() => {
-            (ViewState::Conflict, Some("another link has one of its names"))
-        }
-        LinkState::Live => (ViewState::Ready, None),
-    }
+        LinkState::Live if link.refused => (Cause::Refused, REFUSED),
+        LinkState::Live => (Cause::Pending, "the Service's status names no target yet"),
+    })
 }
 
 #[cfg(test)]

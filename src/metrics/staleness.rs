@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-#[cfg(test)]
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use prometheus::core::{Collector, Desc};
@@ -54,8 +52,9 @@ impl LastActivity {
         *self.connected.lock() -= time;
     }
 
-    fn age(&self) -> f64 {
-        self.at.lock().elapsed().as_secs_f64()
+    /// Returns the time since the last event, bookmark or complete list.
+    pub(crate) fn age(&self) -> Duration {
+        self.at.lock().elapsed()
     }
 }
 
@@ -152,7 +151,7 @@ impl Staleness {
     fn show(&self) {
         for (name, signs) in &*self.watches.lock() {
             let held = signs.iter().filter(|sign| is_held(sign));
-            match held.map(|sign| sign.age()).reduce(f64::max) {
+            match held.map(|sign| sign.age().as_secs_f64()).reduce(f64::max) {
                 Some(age) => self.gauge.with_label_values(&[name]).set(age),
                 // Removing the label values ends the export.
                 None => drop(self.gauge.remove_label_values(&[name])),
@@ -177,7 +176,7 @@ mod tests {
         drop(two);
         assert_eq!(shown(), 1);
         one.note();
-        assert!(one.age() < 60.0);
+        assert!(one.age() < Duration::from_secs(60));
         let shop = staleness.watch("two/shop");
         one.note();
         assert_eq!(staleness.least_recent(&["two"]), Some(*shop.at.lock()));

@@ -78,7 +78,7 @@ fn sources(scan: &Scan) -> Option<Section<'_>> {
     section(
         "These Services name a source or a former target of a StableName. Decide whether they are to follow the \
          StableName:",
-        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "EXTERNALTARGET"],
+        ["NAMESPACE", "SERVICE", "EXTERNAL NAME", "STABLENAMES"],
         scan.sources.iter().map(|it| {
             let owners = it.stable_names.join(",").into();
             [(&it.namespace).into(), (&it.service).into(), (&it.external_name).into(), owners]

@@ -47,6 +47,8 @@ pub enum Reason {
     Conflict,
     /// The target policy denies the target.
     TargetRefused,
+    /// The targets of several load balancers lead in a circle.
+    TargetCircle,
     /// The Service requests a DNS name that the hostname policy denies.
     HostnameRefused,
     /// An annotation of the Service is invalid, or isn't one that load balancers have.
@@ -95,6 +97,7 @@ impl Reason {
             Self::TargetStale
             | Self::Conflict
             | Self::TargetRefused
+            | Self::TargetCircle
             | Self::HostnameRefused
             | Self::AnnotationIgnored
             | Self::RemovalHeld
@@ -118,9 +121,11 @@ impl Reason {
             Self::TargetChanged | Self::FailedOver | Self::FailedBack => "ChangeTarget",
             // The former target may stay.
             Self::CutoverTimedOut => "EndWait",
-            Self::TargetStale | Self::TargetRefused | Self::PinnedTargetFailed | Self::FailoverHeld => {
-                "KeepTarget"
-            }
+            Self::TargetStale
+            | Self::TargetRefused
+            | Self::TargetCircle
+            | Self::PinnedTargetFailed
+            | Self::FailoverHeld => "KeepTarget",
             // The target may have been withdrawn.
             Self::NoHealthySource => "AwaitSource",
             Self::Led => "LeadLink",

@@ -277,12 +277,18 @@ impl SourceAnnotationController {
                     self.forget(&key);
                     self.memory.object_errors.set(&key, None);
                 }
-                IndexEvent::Malformed { key, uid, annotation: MalformedAnnotation { why, reason, name } } => {
+                IndexEvent::Malformed { key, uid, annotation } => {
                     self.forget(&key);
-                    let state = FollowerState::Refused(why.clone());
-                    let follower = Follower { source: None, name, is_written: false, state };
+                    let MalformedAnnotation { refusal, ignored, name } = annotation;
+                    self.report(&key, &uid, ignored.as_deref(), refusal.as_deref(), was_listed);
+                    // Without `source` the ignored ones are why it follows nothing.
+                    let (why, ignored) = match refusal {
+                        Some(why) => (why, ignored),
+                        None => (ignored.unwrap_or_default(), None),
+                    };
+                    let state = FollowerState::Refused(why);
+                    let follower = Follower { source: None, name, is_written: false, state, ignored };
                     self.context.followers.set(&key, Some(follower));
-                    self.report_object_error(&key, &uid, reason, &why, was_listed);
                 }
             }
         }
@@ -387,19 +393,17 @@ impl SourceAnnotationController {
         let is_news = !self.initial_pass.remove(key);
         let decision = follower.decide(link.as_deref(), gone, &self.context.policy);
         self.show(&follower, shown_state(&follower, &decision, link.as_deref(), &self.context.policy));
-        if !matches!(decision, Decision::Refuse(_)) {
-            self.memory.object_errors.set(key, None);
-        }
+        let refusal = match &decision {
+            Decision::Refuse(why) => Some(&**why),
+            Decision::Leave | Decision::Write(_) => None,
+        };
+        self.report_follower(&follower, refusal, is_news);
         if !matches!(decision, Decision::Write(_)) {
             self.runtime.queue.succeeded(key);
             self.planned.remove(key);
         }
         match (decision, self.context.policy.sync) {
-            (Decision::Leave, _) | (Decision::Write(_), SyncMode::Off) => {}
-            (Decision::Refuse(why), _) => {
-                let uid = follower.version.uid.as_deref().unwrap_or_default();
-                self.report_object_error(key, uid, Reason::TargetRefused, &why, is_news);
-            }
+            (Decision::Leave | Decision::Refuse(_), _) | (Decision::Write(_), SyncMode::Off) => {}
             (Decision::Write(name), SyncMode::Plan) => {
                 if self.planned.get(key) != Some(&name) {
                     // The Services of the first lists are logged in full: they are what `--sync plan` is for.
@@ -418,9 +422,10 @@ impl SourceAnnotationController {
     }
 
     fn show(&self, service: &AnnotatedService, state: FollowerState) {
-        let AnnotatedService { key, source, name, is_written, .. } = service;
+        let AnnotatedService { key, source, name, is_written, ignored, .. } = service;
         let (source, name, is_written) = (Some(source.clone()), name.clone(), *is_written);
-        self.context.followers.set(key, Some(Follower { source, name, is_written, state }));
+        let follower = Follower { source, name, is_written, state, ignored: ignored.clone() };
+        self.context.followers.set(key, Some(follower));
     }
 
     /// Reports that the load balancer of an annotated Service doesn't exist, and hasn't existed.
@@ -439,13 +444,31 @@ impl SourceAnnotationController {
         );
         self.initial_pass.remove(key);
         self.show(follower, FollowerState::Refused(why.clone()));
-        let uid = follower.version.uid.as_deref().unwrap_or_default();
-        self.report_object_error(key, uid, Reason::TargetRefused, &why, is_news);
+        self.report_follower(follower, Some(&why), is_news);
     }
 
-    fn report_object_error(&mut self, key: &ServiceKey, uid: &str, reason: Reason, why: &str, is_news: bool) {
-        if self.memory.object_errors.set(key, Some(why.to_owned())) && is_news {
-            self.context.link_reporter.recorder.record(Regarding::new(key, uid), reason, why);
+    fn report_follower(&mut self, follower: &AnnotatedService, refusal: Option<&str>, is_news: bool) {
+        let uid = follower.version.uid.as_deref().unwrap_or_default();
+        self.report(&follower.key, uid, follower.ignored.as_deref(), refusal, is_news);
+    }
+
+    /// Reports which annotations of a Service have no effect, and why it doesn't follow. Each part that is new has a log
+    /// line, and an Event if it is news.
+    fn report(
+        &mut self,
+        key: &ServiceKey,
+        uid: &str,
+        ignored: Option<&str>,
+        refusal: Option<&str>,
+        is_news: bool,
+    ) {
+        let parts = [(Reason::TargetRefused, refusal), (Reason::AnnotationIgnored, ignored)];
+        let known: Vec<(Reason, &str)> =
+            parts.into_iter().filter_map(|(reason, text)| Some((reason, text?))).collect();
+        let texts: Vec<&str> = known.iter().map(|(_, text)| *text).collect();
+        let new = self.memory.object_errors.set_parts(key, &texts);
+        for (reason, text) in known.iter().filter(|(_, text)| is_news && new.contains(&text)) {
+            self.context.link_reporter.recorder.record(Regarding::new(key, uid), *reason, text);
         }
     }
 }

@@ -1,3 +1,5 @@
+mod causes;
+
 use std::collections::BTreeSet;
 
 use hickory_proto::rr::{Name, RecordType};
@@ -250,7 +252,8 @@ async fn stable_name_that_is_not_checked_is_degraded() {
 fn follower_without_a_target_names_the_fault_of_its_stable_name() {
     let facts = facts(&[]);
     let state = FollowerState::Kept("it has no target".to_owned());
-    let follower = Follower { source: Some(key()), name: String::new(), is_written: true, state };
+    let (source, name) = (Some(key()), String::new());
+    let follower = Follower { source, name, is_written: true, state, ignored: None };
     facts.followers.set_unread(Some(Vec::new()));
     facts.followers.set(&ServiceKey::new("app", "db"), Some(follower));
     facts.findings.stable_names.set(&key(), Some("NotAllowed: a policy denies it"));
@@ -404,14 +407,14 @@ async fn link_whose_target_cannot_be_resolved_is_unresolved() {
 }
 
 #[test]
-fn targets_that_lead_in_a_circle_are_degraded() {
+fn targets_that_lead_in_a_circle_are_unresolved() {
     for links in [
         &[("a", "b.shop.lb.internal."), ("b", "a.shop.lb.internal.")][..],
         &[("a", "a-shop.lb.internal.")],
         &[("a", "b.shop.lb.internal."), ("b", "c.shop.lb.internal."), ("c", "b.shop.lb.internal.")],
     ] {
         let (state, reason) = shown(&facts(links));
-        assert_eq!(state, ViewState::Degraded, "{links:?}");
+        assert_eq!(state, ViewState::Unresolved, "{links:?}");
         assert!(reason.contains("circle"), "{links:?}: {reason}");
     }
     let chain = facts(&[("a", "b.shop.lb.internal."), ("b", "b.example.")]);

@@ -96,7 +96,7 @@ fn state_tells_why_a_target_is_missing_or_old() {
     let store = Store::new(OnGone::Kept).with_zones([&zone()]);
     let states = || all(&store).iter().map(state_and_reason).collect::<Vec<_>>();
     store.apply(ObservedService { refused: true, ..observed("shop", "web", None) });
-    let refused = "the Service's status names a target that isn't allowed";
+    let refused = "the target that the Service names isn't allowed";
     assert_eq!(states(), [(ViewState::Refused, Some(refused.to_owned()))]);
     store.apply(observed("shop", "web", Some("a.example.")));
     assert_eq!(states(), [(ViewState::Ready, None)]);

@@ -116,7 +116,7 @@ Several load balancers have this hostname. Decide which one is meant:
 These Services name a source or a former target of a StableName. Decide whether they are to follow \
 the StableName:
 
-  NAMESPACE   SERVICE   EXTERNAL NAME   EXTERNALTARGET
+  NAMESPACE   SERVICE   EXTERNAL NAME   STABLENAMES
   shop        standby   c.lb.example    lb/x
 
 These Services name the hostname of an Ingress or Gateway, and can't follow it. With --sources \

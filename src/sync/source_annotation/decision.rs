@@ -4,9 +4,9 @@ use super::deleted_links::DeletedLink;
 use crate::model::excerpt::value;
 use crate::model::link::{Annotations, Link, Target};
 use crate::model::names;
+use crate::model::rejection::{RejectedField, Rejection};
 use crate::model::service_key::ServiceKey;
 use crate::sync::election::term::TERM;
-use crate::sync::events::Reason;
 use crate::sync::external_target::decision::{OnDelete, SyncPolicy};
 use crate::sync::external_target::desired::{Precondition, has_our_field_manager, ipv4_name, link_of_labels};
 use crate::sync::k8s::annotations::OF_LOAD_BALANCERS;
@@ -26,12 +26,32 @@ pub(super) struct AnnotatedService {
     pub(super) source: ServiceKey,
     /// Whether lb-linker has written the Service.
     pub(super) is_written: bool,
+    /// Which other annotations have no effect.
+    pub(super) ignored: Option<String>,
 }
 
 /// Returns whether an annotation with our prefix has a name that lb-linker gives none: a misspelled one.
 pub(super) fn is_unknown_annotation(key: &str) -> bool {
+    has_no_effect(key) && !OF_LOAD_BALANCERS.contains(&key)
+}
+
+/// Returns whether an annotation with our prefix has no effect on an ExternalName Service.
+fn has_no_effect(key: &str) -> bool {
     const KNOWN: [&str; 5] = [INSTANCE, SERVICE_UID, SOURCE, STABLE_NAME_UID, TERM];
-    key.starts_with(PREFIX) && !KNOWN.contains(&key) && !OF_LOAD_BALANCERS.contains(&key)
+    key.starts_with(PREFIX) && !KNOWN.contains(&key)
+}
+
+/// Returns which annotations of an ExternalName Service are ignored. Those of load balancers are reported only on a
+/// Service that follows: another one may have been a load balancer.
+fn ignored(service: &Service) -> Option<String> {
+    let follows = service.annotation(SOURCE).is_some();
+    let is_ignored = |key: &str| if follows { has_no_effect(key) } else { is_unknown_annotation(key) };
+    let mut rejection = Rejection::new(RejectedField::Annotation, "the annotation");
+    let keys = service.metadata.annotations.iter().flatten().map(|(key, _)| key);
+    for key in keys.filter(|key| is_ignored(key)) {
+        rejection.reject(key, &format!("ExternalName Services have {SOURCE}"));
+    }
+    Some(rejection.non_empty()?.to_string())
 }
 
 /// The decision about an annotated Service.
@@ -48,9 +68,10 @@ pub(super) enum Decision {
 /// An annotation that names no link, or has a name that lb-linker doesn't know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MalformedAnnotation {
-    pub(super) why: String,
-    /// The reason of the Event.
-    pub(super) reason: Reason,
+    /// Why the annotation names no link; `None` if there is none.
+    pub(super) refusal: Option<String>,
+    /// Which other annotations have no effect.
+    pub(super) ignored: Option<String>,
     /// `spec.externalName`.
     pub(super) name: String,
 }
@@ -62,9 +83,10 @@ impl AnnotatedService {
         service: &Service,
         target_namespace: Option<&str>,
     ) -> Option<Result<Self, MalformedAnnotation>> {
-        let mut keys = service.metadata.annotations.iter().flatten().map(|(key, _)| key);
-        let (text, unknown) = (service.annotation(SOURCE), keys.find(|key| is_unknown_annotation(key)));
-        text.or(unknown.map(String::as_str))?;
+        let (text, ignored) = (service.annotation(SOURCE), ignored(service));
+        if text.is_none() && ignored.is_none() {
+            return None;
+        }
         let key = service.key();
         let external_target =
             target_namespace == Some(key.namespace()) && link_of_labels(&service.metadata).is_some();
@@ -72,24 +94,21 @@ impl AnnotatedService {
         if external_target || !is_external_name || service.metadata.deletion_timestamp.is_some() {
             return None;
         }
-        let external_name = service.spec.external_name.clone().unwrap_or_default();
+        let name = service.spec.external_name.clone().unwrap_or_default();
         let Some(text) = text else {
-            let unknown = value(unknown.map_or("", String::as_str));
-            let why = format!("the annotation {unknown} is ignored: ExternalName Services have {SOURCE}");
-            let reason = Reason::AnnotationIgnored;
-            return Some(Err(MalformedAnnotation { why, reason, name: external_name }));
+            return Some(Err(MalformedAnnotation { refusal: None, ignored, name }));
         };
-        let (namespace, name) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
-        if !names::is_label(namespace) || !names::is_label(name) {
-            let why = format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text));
-            let reason = Reason::TargetRefused;
-            return Some(Err(MalformedAnnotation { why, reason, name: external_name }));
+        let (namespace, source) = text.trim().split_once('/').unwrap_or((key.namespace(), text.trim()));
+        if !names::is_label(namespace) || !names::is_label(source) {
+            let refusal = Some(format!("annotation {SOURCE} {} isn't [<namespace>/]<service>", value(text)));
+            return Some(Err(MalformedAnnotation { refusal, ignored, name }));
         }
         Some(Ok(Self {
-            source: ServiceKey::new(namespace, name),
+            source: ServiceKey::new(namespace, source),
             version: Precondition::of(&service.metadata),
-            name: external_name,
+            name,
             is_written: has_our_field_manager(&service.metadata),
+            ignored,
             key,
         }))
     }
@@ -210,10 +229,17 @@ mod tests {
             service
         };
         let found = follower(with(json!({"linker.hsj.com/sorce": "web"}))).unwrap().unwrap_err();
-        let why = "the annotation \"linker.hsj.com/sorce\" is ignored: ExternalName Services have linker.hsj.com/source";
-        assert_eq!((&*found.why, found.reason), (why, Reason::AnnotationIgnored));
+        let why = "the annotation \"linker.hsj.com/sorce\" is ignored: ExternalName Services have \
+                   linker.hsj.com/source";
+        assert_eq!((found.refusal, found.ignored.as_deref()), (None, Some(why)));
         let both = json!({"linker.hsj.com/sorce": "web", SOURCE: "web"});
-        assert!(follower(with(both)).unwrap().is_ok());
+        assert_eq!(follower(with(both)).unwrap().unwrap().ignored.as_deref(), Some(why));
+        let malformed = json!({"linker.hsj.com/sorce": "web", SOURCE: "a/b/c"});
+        let malformed = follower(with(malformed)).unwrap().unwrap_err();
+        assert!(malformed.refusal.is_some() && malformed.ignored.as_deref() == Some(why));
+        let of_load_balancers = json!({HOSTNAME: "a.example", SOURCE: "web"});
+        let ignored = follower(with(of_load_balancers)).unwrap().unwrap().ignored.unwrap();
+        assert!(ignored.contains("\"linker.hsj.com/hostname\" is ignored"), "{ignored}");
         assert!(follower(with(json!({HOSTNAME: "a.example", "other": ""}))).is_none());
         let mut other = with(json!({"linker.hsj.com/sorce": "web"}));
         other["spec"]["type"] = "ClusterIP".into();
@@ -228,7 +254,7 @@ mod tests {
         }
         for source in ["", "a/b/c", "/web", "shop/", "We b"] {
             let malformed = follower(service("app", source)).unwrap().unwrap_err();
-            assert!(malformed.why.contains("isn't"), "{source}");
+            assert!(malformed.refusal.unwrap().contains("isn't"), "{source}");
             assert_eq!(malformed.name, "old.example");
         }
     }

@@ -21,6 +21,8 @@ pub struct Follower {
     /// Whether lb-linker has written the Service.
     pub is_written: bool,
     pub state: FollowerState,
+    /// Which annotations beside the one that it follows by have no effect.
+    pub ignored: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,14 +39,16 @@ pub enum FollowerState {
 
 impl FollowerState {
     pub(super) const LABELS: [&str; 4] = ["ready", "degraded", "kept", "refused"];
+}
 
+impl Follower {
     /// Returns the label of the metric.
     fn label(&self) -> &'static str {
-        Self::LABELS[match self {
-            Self::Follows => 0,
-            Self::Outdated { .. } => 1,
-            Self::Kept(_) => 2,
-            Self::Refused(_) => 3,
+        FollowerState::LABELS[match &self.state {
+            FollowerState::Follows if self.ignored.is_none() => 0,
+            FollowerState::Follows | FollowerState::Outdated { .. } => 1,
+            FollowerState::Kept(_) => 2,
+            FollowerState::Refused(_) => 3,
         }]
     }
 }
@@ -126,7 +130,7 @@ impl Followers {
         self.refused.lock().clear();
         let followers = std::mem::take(&mut *self.followers.lock());
         for follower in followers.values() {
-            self.counts.with_label_values(&[follower.state.label()]).dec();
+            self.counts.with_label_values(&[follower.label()]).dec();
         }
     }
 
@@ -172,7 +176,7 @@ impl Followers {
         };
         for (follower, change) in [(&before, -1), (&follower, 1)] {
             if let Some(follower) = follower {
-                self.counts.with_label_values(&[follower.state.label()]).add(change);
+                self.counts.with_label_values(&[follower.label()]).add(change);
             }
         }
         drop(followers);
@@ -195,7 +199,9 @@ mod tests {
 
     fn decide(followers: &Followers, key: &ServiceKey, name: &str) {
         let state = FollowerState::Outdated { name: name.to_owned(), failure: None };
-        followers.set(key, Some(Follower { source: None, name: String::new(), is_written: false, state }));
+        let name = String::new();
+        let follower = Follower { source: None, name, is_written: false, state, ignored: None };
+        followers.set(key, Some(follower));
     }
 
     /// Returns the reasons of all Services, which have to be outdated.

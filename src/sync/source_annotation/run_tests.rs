@@ -11,7 +11,9 @@ use crate::model::hostname::Hostname;
 use crate::model::link::Target;
 use crate::model::link_override::{Announcement, LinkOverride};
 use crate::store::{Input, OnGone};
+use crate::sync::events::Recorder;
 use crate::sync::k8s::labels::SOURCE;
+use crate::sync::k8s::service::PREFIX;
 use crate::sync::k8s::watch::Event;
 use crate::sync::source::service_links::set_override;
 use crate::sync::test_support;
@@ -110,6 +112,45 @@ async fn forbidden_list_is_retried_rarely_without_annotations() {
 
 fn service(value: Value) -> Service {
     serde_json::from_value(value).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn ignored_annotation_of_a_follower_has_an_event_and_a_reason() {
+    let (mut context, _) = refused();
+    let dropped = prometheus::IntCounter::new("dropped", "Dropped.").unwrap();
+    let recorder = Recorder::new(dropped, context.leadership.clone());
+    context.link_reporter.recorder = recorder.clone();
+    load_balancer(&context, "shop");
+    let lists = ListEpoch { term: context.leadership.term(), rewinds: 0 };
+    let followers = Arc::clone(&context.followers);
+    let mut controller = SourceAnnotationController::new(context, CrossTermState::default(), lists);
+    let mut done = follower("shop", "done", "web");
+    done["spec"]["externalName"] = "cloud.example".into();
+    list(&mut controller, 0, &[done.clone()]);
+    controller.drain_queue();
+    followers.set_unread(Some(Vec::new()));
+    let mut apply = |done: &Value| {
+        let object = serde_json::from_str(&done.to_string()).unwrap();
+        controller.on_watch_item(0, Ok(Event::Applied(object)));
+        controller.drain_queue();
+        let shown = followers.list().unwrap().remove(0).1;
+        let counts = ["ready", "degraded", "refused"].map(|label| followers.count(label));
+        (recorder.take_queued(), shown.ignored, counts)
+    };
+    assert_eq!(apply(&done), (vec![], None, [1, 0, 0]));
+    let misspelled = format!("{PREFIX}sorce");
+    done["metadata"]["annotations"][&misspelled] = "web".into();
+    let why = format!("the annotation \"{misspelled}\" is ignored: ExternalName Services have {SOURCE}");
+    let event = |reason, why: &str| (reason, Box::from(why));
+    let ignored = event(Reason::AnnotationIgnored, &why);
+    assert_eq!(apply(&done), (vec![ignored], Some(why.clone()), [0, 1, 0]));
+    assert_eq!(apply(&done), (vec![], Some(why.clone()), [0, 1, 0]), "once");
+    done["metadata"]["annotations"][SOURCE] = "a/b/c".into();
+    let refused = "annotation linker.hsj.com/source \"a/b/c\" isn't [<namespace>/]<service>";
+    let refused = event(Reason::TargetRefused, refused);
+    assert_eq!(apply(&done), (vec![refused], Some(why), [0, 0, 1]));
+    done["metadata"]["annotations"] = json!({SOURCE: "web"});
+    assert_eq!(apply(&done), (vec![], None, [1, 0, 0]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{AbortHandle, BoxStream, SelectAll, abortable};
+use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -32,6 +33,8 @@ use crate::sync::task::supervisor::SyncError;
 
 /// The longest pause before the first list is requested again: names that aren't known get SERVFAIL until then.
 const FIRST_LIST_PAUSE: Duration = Duration::from_secs(2);
+/// The step in seconds of the time at which objects of a remote cluster were read last.
+const READ_STEP: i64 = 10;
 const HINT_OF_REMOTE: &str = "deploy/remote/ grants the permission, in that cluster";
 
 /// Keeps the names of a source up to date.
@@ -367,7 +370,9 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: b
         410 => None,
         code if scope.log.is_new_refusal(code) => None,
         0 if is_listed && is_remote => {
-            Some(format!("the {what} are as they were read last: the API server doesn't answer"))
+            let at = scope.activity.as_ref().map(|activity| format!(", at {}", read_at(activity)));
+            let at = at.unwrap_or_default();
+            Some(format!("the {what} are as they were read last{at}: the API server doesn't answer"))
         }
         // The age of what was read tells it.
         0 if is_listed => None,
@@ -380,6 +385,13 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: b
             Some(format!("{}; {effect}", explain_watch(error, what, scope.kind.hint)))
         }
     }
+}
+
+/// Returns when a watch was last known to bring each change, in steps of [`READ_STEP`] seconds: the note stays the same
+/// over several failures.
+fn read_at(activity: &LastActivity) -> Timestamp {
+    let second = Timestamp::now().as_second().saturating_sub_unsigned(activity.age().as_secs());
+    Timestamp::from_second(second - second.rem_euclid(READ_STEP)).unwrap_or_default()
 }
 
 impl<S: NameSource> Watches<S> {

@@ -130,8 +130,8 @@ pub fn own_part(status: &StableNameStatus) -> StableNameStatus {
     own
 }
 
-/// Returns why a StableName isn't Ready, is Degraded or not accepted, or isn't checked in time, for users; `None` if
-/// nothing is wrong.
+/// Returns why a StableName isn't Ready, is Degraded or not accepted, or isn't checked in time, for users, each cause
+/// once; `None` if nothing is wrong.
 #[must_use]
 pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
     let find = |kind: &str, status_text: &str| {
@@ -141,10 +141,20 @@ pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
     let degraded = find("Degraded", "True");
     // It says what Ready says, and that the failover is held.
     let held = degraded.filter(|degraded| degraded.reason == MASS_FAILURE);
-    let found = held.or_else(|| find("Ready", "False")).or(degraded);
-    let condition = found.or_else(|| find("Accepted", "False")).or_else(late)?;
-    let (reason, message) = (sentence(&condition.reason), sentence(&condition.message));
-    Some(if condition.message.is_empty() { reason.to_string() } else { format!("{reason}: {message}") })
+    let ready = find("Ready", "False").filter(|_| held.is_none());
+    let mut told: Vec<&StoredCondition> = Vec::new();
+    for condition in [held, ready, degraded, find("Accepted", "False"), late()].into_iter().flatten() {
+        let StoredCondition { reason, message, .. } = condition;
+        let is_part = |told: &StoredCondition| !message.is_empty() && told.message.contains(message.as_str());
+        if !told.iter().any(|told| told.reason == *reason || is_part(told)) {
+            told.push(condition);
+        }
+    }
+    let text = |StoredCondition { reason, message, .. }: &&StoredCondition| match message.is_empty() {
+        true => sentence(reason).to_string(),
+        false => format!("{}: {}", sentence(reason), sentence(message)),
+    };
+    (!told.is_empty()).then(|| told.iter().map(text).collect::<Vec<_>>().join("; "))
 }
 
 fn is_ours(condition: &StoredCondition) -> bool {

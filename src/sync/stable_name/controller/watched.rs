@@ -378,7 +378,10 @@ impl FailoverController {
             let Refusal { reason, message } = annotations(&object, &policy, &Annotations::default()).1?;
             Some(format!("{}: {message}", reason.as_str()))
         };
-        let problem = problem(&object.status).or_else(refused_names);
+        let of_status = problem(&object.status);
+        let is_told = |why: &String| of_status.as_ref().is_some_and(|told| told.contains(why));
+        let own = refused_names().filter(|why| !is_told(why));
+        let problem = of_status.into_iter().chain(own).reduce(|all, next| format!("{all}; {next}"));
         self.context.link_reporter.findings.stable_names.set(&key, problem.as_deref());
         let followed = match before.filter(|_| is_same) {
             Some(before) => TrackedStableName { object, ..before },

@@ -94,6 +94,8 @@ pub(super) struct CheckTally<'a> {
     pub(super) decided: Option<Timestamp>,
     /// The message of the newest failure, if no pass came after it.
     pub(super) message: Option<&'a str>,
+    /// The upstream that has given the newest check no answer, and how, if that check is neither a pass nor a failure.
+    unanswered: Option<(SocketAddr, &'a str)>,
 }
 
 // === impl CheckResult ===
@@ -116,6 +118,14 @@ impl CheckResult {
             }
         }
         verdict
+    }
+
+    /// Returns the first upstream that has given no answer, and how.
+    fn unanswered(&self) -> Option<(SocketAddr, &str)> {
+        self.outcomes.iter().find_map(|outcome| match outcome {
+            CheckOutcome::NoAnswer { upstream, message } => Some((*upstream, &**message)),
+            CheckOutcome::Passed | CheckOutcome::Failed(_) => None,
+        })
     }
 
     /// Returns the label of the metric; `None` while the verdict may change: a missing answer may become a failure.
@@ -182,10 +192,13 @@ impl CheckRecord {
             newest: newest.map(|result| result.at),
             decided: Some(self.decided),
             message: self.message.as_deref(),
+            unanswered: None,
         };
         // A result that is neither a pass nor a failure doesn't end a row.
+        let verdict = newest.and_then(|result| result.verdict(&self.target, upstreams));
+        tally.unanswered = newest.filter(|_| verdict.is_none()).and_then(CheckResult::unanswered);
         if let Some(result) = newest
-            && let Some(verdict) = result.verdict(&self.target, upstreams)
+            && let Some(verdict) = verdict
         {
             tally.newest_passed = verdict.is_ok();
             tally.decided = Some(result.at);
@@ -283,6 +296,11 @@ fn next_slot(target: &Target, namespace: &str, after: Timestamp, period: Duratio
 }
 
 impl CheckTally<'_> {
+    /// Returns why the newest check is neither a pass nor a failure, if an upstream is the cause.
+    pub(super) fn why_undecided(&self) -> Option<String> {
+        self.unanswered.map(|(upstream, message)| format!("{message} (upstream {upstream})"))
+    }
+
     /// Returns whether no check has ended yet.
     pub(super) fn is_empty(&self) -> bool {
         self.newest.is_none()

@@ -74,8 +74,12 @@ impl StatusBuilder<'_> {
             _ => 1,
         };
         if facts.is_late(&current.target) {
-            let message = "no check has passed or failed for more than two periods";
-            (ConditionStatus::Unknown, CHECK_LATE.to_owned(), message.to_owned())
+            // The first message stays, as below.
+            let known = former.filter(|former| former.reason == CHECK_LATE);
+            let why = tally.why_undecided().map(|why| format!(": {why}")).unwrap_or_default();
+            let message = || format!("no check has passed or failed for more than two periods{why}");
+            let message = known.map_or_else(message, |former| former.message.clone());
+            (ConditionStatus::Unknown, CHECK_LATE.to_owned(), message)
         } else if facts.has_failed(&current.target) {
             // The first message stays, so that errors that alternate cause no writes.
             let known = former.filter(|former| former.reason == "CheckFailed");
@@ -320,7 +324,7 @@ pub(super) fn healthy_except<'a>(
 }
 
 /// Returns a message about a source. An empty name stands for an announced target that no source offers.
-fn of_source(name: &str, message: &str) -> String {
+pub(super) fn of_source(name: &str, message: &str) -> String {
     let name = if name.is_empty() { "a target that no source in spec.sources offers" } else { name };
     if message.is_empty() { name.to_owned() } else { format!("{name}: {message}") }
 }

@@ -6,7 +6,7 @@ mod tests;
 use jiff::Timestamp;
 
 use super::checks::PlannedCheck;
-use super::conditions::{CUTOVER_TIMED_OUT, healthy_except, pin_note};
+use super::conditions::{CUTOVER_TIMED_OUT, healthy_except, of_source, pin_note};
 use super::facts::{Facts, Inputs};
 use super::history;
 use super::outlook::StatusBuilder;
@@ -250,11 +250,28 @@ impl<'a> Transition<'a> {
         if reason == MoveReason::Pinned {
             note += "; pinned by spec.pin";
         }
+        let is_first = reason == MoveReason::Announced && self.withdrawn.is_none();
+        if let Some(preferred) = self.passed_over(new).filter(|_| is_first) {
+            note += &format!(" instead of {preferred}");
+            return FailoverEvent { reason: EventReason::FailedOver, from, to: source_and_target(new), note };
+        }
         let failed = self.current.as_ref().filter(|_| reason == MoveReason::FailedOver);
         if let Some(why) = failed.and_then(|failed| self.facts.tally(&failed.target).message) {
             note = format!("{note}: {why}");
         }
         FailoverEvent { reason: event_reason(reason), from, to: source_and_target(new), note }
+    }
+
+    /// Returns the first source and what is wrong with it, if a target is announced that is another source's and not
+    /// pinned.
+    fn passed_over(&self, new: &AnnouncedTarget) -> Option<String> {
+        let facts = self.facts;
+        // A link that the StableName takes over keeps its target.
+        let is_passed_over = |position: &usize| *position > 0 && !facts.input.offers[*position].is_live_link;
+        let is_pinned = facts.input.spec.pin.as_deref() == Some(&*new.source);
+        facts.position_of(&new.source).filter(is_passed_over).filter(|_| !is_pinned)?;
+        let first = sources::statuses(facts, None).into_iter().next()?;
+        Some(of_source(&first.name, &first.message))
     }
 }
 

@@ -67,12 +67,17 @@ fn checked(
         _ if facts.has_failed(target) => SourceState::Unhealthy,
         former => former,
     };
+    if state == SourceState::Healthy {
+        return (state, String::new());
+    }
     // The first message of a state stays, so that errors that alternate cause no writes.
     let former = known.filter(|known| known.state == state).map(|known| known.message.as_str());
     let former = former.filter(|message| !message.is_empty() && *message != NOT_CHECKED_YET);
-    let message = match state {
-        SourceState::Healthy => "",
-        _ => former.or(tally.message).unwrap_or(NOT_CHECKED_YET),
+    let (undecided, decided): (Option<&str>, _) = match former {
+        Some(former) if former.starts_with(NOT_CHECKED_YET) => (Some(former), None),
+        former => (None, former),
     };
-    (state, message.to_owned())
+    let message = decided.or(tally.message).or(undecided).map(str::to_owned);
+    let why = || Some(format!("{NOT_CHECKED_YET}: {}", tally.why_undecided()?));
+    (state, message.or_else(why).unwrap_or_else(|| NOT_CHECKED_YET.to_owned()))
 }

@@ -371,3 +371,37 @@ fn unknown_parts_of_a_status_are_left_out() {
     assert_eq!(status.conditions, [ready]);
     assert_eq!(from_stored(&StableNameStatus::default()), FailoverStatus::default());
 }
+
+#[test]
+fn each_condition_that_says_something_else_is_a_problem() {
+    let told = |conditions: &[(&str, &str, &str, &str)]| {
+        let conditions = conditions.iter().map(|(name, status, reason, message)| {
+            condition(name, status, reason, message, Timestamp::UNIX_EPOCH, 1)
+        });
+        problem(&StableNameStatus { conditions: conditions.collect(), ..StableNameStatus::default() })
+    };
+    let failed_over = ("Degraded", "True", "FailedOver", "leads to busan instead of seoul: NXDOMAIN");
+    let unhealthy = ("Ready", "False", "TargetUnhealthy", "leads to busan; seoul: NXDOMAIN");
+    let no_external_target = ("Ready", "False", "NoExternalTarget", "it doesn't exist yet");
+    let not_accepted = ("Accepted", "False", "RefNotPermitted", "seoul: NXDOMAIN");
+    let late = ("Resolved", "Unknown", CHECK_LATE, "no check has passed");
+    let held = ("Degraded", "True", MASS_FAILURE, "the failover is held: busan");
+    for (conditions, expected) in [
+        (vec![("Ready", "True", "TargetVerified", "")], None),
+        (
+            vec![no_external_target, failed_over, late],
+            Some(
+                "NoExternalTarget: it doesn't exist yet; FailedOver: leads to busan instead of seoul: NXDOMAIN; \
+                 CheckLate: no check has passed",
+            ),
+        ),
+        (vec![failed_over, not_accepted], Some("FailedOver: leads to busan instead of seoul: NXDOMAIN")),
+        (
+            vec![unhealthy, ("Degraded", "True", "TargetUnhealthy", "busan")],
+            Some("TargetUnhealthy: leads to busan; seoul: NXDOMAIN"),
+        ),
+        (vec![unhealthy, held], Some("MassFailure: the failover is held: busan")),
+    ] {
+        assert_eq!(told(&conditions).as_deref(), expected, "{conditions:?}");
+    }
+}

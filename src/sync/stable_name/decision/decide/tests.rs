@@ -628,9 +628,46 @@ fn first_target_is_the_most_preferred_that_passes() {
     harness.decide();
     assert_eq!(harness.announced(), "", "seoul isn't checked yet");
     harness.fail("a.example");
-    harness.decide();
+    let decision = harness.decide();
     assert_eq!(harness.announced(), "busan b.example", "seoul has failed a check");
     assert!(harness.status.target.as_ref().unwrap().verified);
+    assert_eq!(reasons(&decision), [EventReason::FailedOver]);
+    let message = "busan b.example is announced instead of seoul: NXDOMAIN";
+    assert_eq!(decision.events[0].message(), message);
+}
+
+/// Returns the message of the first source.
+fn message(harness: &Harness) -> String {
+    harness.status.sources[0].message.clone()
+}
+
+#[test]
+fn source_without_an_answer_names_upstream_and_answer() {
+    let mut harness = Harness::new(&SOURCES[..1]);
+    harness.decide();
+    assert_eq!(message(&harness), "not checked yet");
+    let first = "not checked yet: a.example gets SERVFAIL (upstream 192.0.2.1:53)";
+    for (second, answer) in [(2, "a.example gets SERVFAIL"), (4, "no reply")] {
+        harness.now = at(second);
+        let outcome = CheckOutcome::NoAnswer { upstream: upstream(1), message: answer.to_owned() };
+        harness.record("a.example", &[outcome]);
+        harness.decide();
+        assert_eq!(message(&harness), first, "messages that alternate cause no writes");
+    }
+    let summary = &harness.status.condition(Ready).unwrap().message;
+    assert!(summary.contains(first), "{summary}");
+    harness.fail("a.example");
+    harness.decide_at(6);
+    assert_eq!(message(&harness), "NXDOMAIN");
+    harness.pass("a.example");
+    harness.decide_at(8);
+    assert_eq!(message(&harness), "");
+    harness.now = at(74);
+    let outcome = CheckOutcome::NoAnswer { upstream: upstream(1), message: "no reply".to_owned() };
+    harness.record("a.example", &[outcome]);
+    harness.decide();
+    let late = "no check has passed or failed for more than two periods: no reply (upstream 192.0.2.1:53)";
+    assert_eq!(harness.status.condition(Resolved).unwrap().message, late);
 }
 
 #[test]
