@@ -24,6 +24,8 @@ pub enum Protocol {
     Tls,
     /// HTTPS (RFC 8484).
     Https,
+    /// gRPC, as in CoreDNS.
+    Grpc,
 }
 
 impl fmt::Display for Protocol {
@@ -33,6 +35,7 @@ impl fmt::Display for Protocol {
             Self::Tcp => "tcp",
             Self::Tls => "tls",
             Self::Https => "https",
+            Self::Grpc => "grpc",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The transports: UDP, TCP, TLS and HTTPS.
+//! The transports: UDP, TCP, TLS, HTTPS and gRPC.
 
 pub(crate) mod client_quota;
 pub mod metrics;

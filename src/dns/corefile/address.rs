@@ -16,6 +16,8 @@ pub enum Scheme {
     Tls,
     /// HTTPS (RFC 8484).
     Https,
+    /// gRPC, as in CoreDNS.
+    Grpc,
 }
 
 /// A zone of a block, and the transport and port that serve it.
@@ -34,6 +36,7 @@ impl fmt::Display for Scheme {
             Self::Dns => "dns",
             Self::Tls => "tls",
             Self::Https => "https",
+            Self::Grpc => "grpc",
         })
     }
 }
@@ -45,7 +48,7 @@ impl Scheme {
         match self {
             Self::Dns => 53,
             Self::Tls => 853,
-            Self::Https => 443,
+            Self::Https | Self::Grpc => 443,
         }
     }
 }
@@ -62,9 +65,10 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
         Some(("dns", rest)) => (Scheme::Dns, rest),
         Some(("tls", rest)) => (Scheme::Tls, rest),
         Some(("https", rest)) => (Scheme::Https, rest),
+        Some(("grpc", rest)) => (Scheme::Grpc, rest),
         Some((scheme, _)) => {
             return Err(wrong(format!(
-                "{scheme}:// isn't supported; the schemes are dns://, tls:// and https://"
+                "{scheme}:// isn't supported; the schemes are dns://, tls://, https:// and grpc://"
             )));
         }
     };
@@ -146,6 +150,7 @@ mod tests {
             ("tls://.:8853", &["Tls . 8853"]),
             ("https://example.org", &["Https example.org. 443"]),
             ("https://.:8443", &["Https . 8443"]),
+            ("grpc://example.org", &["Grpc example.org. 443"]),
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
             ("10.1.0.0/16:54", &["Dns 1.10.in-addr.arpa. 54"]),
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
@@ -171,8 +176,8 @@ mod tests {
     fn invalid_addresses_are_refused_with_a_hint() {
         for (text, expected) in [
             (
-                "grpc://.",
-                "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls:// and https://",
+                "https3://.",
+                "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https:// and grpc://",
             ),
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
             ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),

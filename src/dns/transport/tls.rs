@@ -1,4 +1,4 @@
-//! The TLS configuration of servers: of DNS over TLS (RFC 7858) and over HTTPS (RFC 8484), and of `/metrics`.
+//! The TLS configuration of servers: of DNS over TLS (RFC 7858), HTTPS (RFC 8484) and gRPC, and of `/metrics`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,8 +121,18 @@ pub fn config(
 /// Returns an acceptor for DNS over HTTPS with the certificate of one for DNS over TLS.
 #[must_use]
 pub fn https_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    with_alpn(tls, &[ALPN_HTTP2, ALPN_HTTP1])
+}
+
+/// Returns an acceptor for DNS over gRPC with the certificate of one for DNS over TLS.
+#[must_use]
+pub fn grpc_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    with_alpn(tls, &[ALPN_HTTP2])
+}
+
+fn with_alpn(tls: &TlsAcceptor, protocols: &[&[u8]]) -> TlsAcceptor {
     let mut config = ServerConfig::clone(tls.config());
-    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     Arc::new(config).into()
 }
 

@@ -95,10 +95,11 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Returns the limiter of a listener for DNS over HTTPS: its own maximum applies in addition to these limits.
-    pub(super) fn of_https_listener(self: &Arc<Self>) -> Arc<Self> {
+    /// Returns the limiter of a listener for DNS over HTTPS or gRPC: its own maximum applies in addition to these
+    /// limits.
+    pub(super) fn of_listener(self: &Arc<Self>, protocol: &'static str) -> Arc<Self> {
         Arc::new(Self {
-            protocol: "HTTPS",
+            protocol,
             of_all: Some(Arc::clone(self)),
             metrics: Arc::clone(&self.metrics),
             state: Mutex::default(),
@@ -360,7 +361,7 @@ mod tests {
     #[test]
     fn listener_has_a_maximum_of_its_own_within_that_of_all() {
         let all = limiter(100);
-        let listener = all.of_https_listener();
+        let listener = all.of_listener("HTTPS");
         let admit = |last| listener.limited_to(4, true).admit(client(last));
         let mut own: Vec<_> = [1, 1, 2].map(|last| admit(last).unwrap().0).into();
         assert!(admit(1).is_none(), "half of the maximum");

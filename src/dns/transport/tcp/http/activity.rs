@@ -10,9 +10,11 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
+use super::super::connection::Connection;
 use super::super::connection_limit::ConnectionPermit;
 use super::super::limits::ConnectionLimits;
 use crate::dns::chain::handler::Handler;
+use crate::dns::net::Protocol;
 use crate::dns::transport::client_quota::QuotaGuard;
 
 /// The memory in bytes that a stream needs, in addition to its answer, until the client has read the answer.
@@ -39,6 +41,8 @@ pub(super) struct Activity {
     pub local: Option<IpAddr>,
     pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
+    /// DNS over HTTPS, or over gRPC.
+    pub protocol: Protocol,
     pub is_http2: bool,
     state: Mutex<State>,
 }
@@ -111,14 +115,8 @@ struct UnreadAnswer {
 }
 
 impl Activity {
-    pub fn new(
-        client: SocketAddr,
-        local: Option<IpAddr>,
-        limits: ConnectionLimits,
-        handler: Arc<Handler>,
-        permit: ConnectionPermit,
-        is_http2: bool,
-    ) -> Arc<Self> {
+    pub fn new(connection: Connection, protocol: Protocol, is_http2: bool) -> Arc<Self> {
+        let Connection { client, local, limits, handler, permit, .. } = connection;
         let kept = permit.limiter().frames(client);
         let state = State {
             permit,
@@ -137,7 +135,7 @@ impl Activity {
             kept,
             failure: None,
         };
-        Arc::new(Self { client, local, limits, handler, is_http2, state: Mutex::new(state) })
+        Arc::new(Self { client, local, limits, handler, protocol, is_http2, state: Mutex::new(state) })
     }
 
     /// Notes bytes from the client.

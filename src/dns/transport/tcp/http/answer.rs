@@ -1,0 +1,140 @@
+//! Reads the body of a request and answers its query, for DNS over HTTPS and over gRPC.
+
+use std::array;
+use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
+use std::task::Poll;
+
+use futures::stream::Iter;
+use http_body_util::{BodyExt, Either, Full, StreamBody};
+use hyper::StatusCode;
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
+use tokio::task::coop::unconstrained;
+use tokio::time::{Instant, timeout};
+
+use super::super::thread_cache::{ThreadCache, with_thread_cache};
+use super::activity::{Activity, OpenRequest};
+use crate::dns::message::header::{is_query, server_failure};
+use crate::dns::net::unmapped;
+
+/// The size of a body in bytes up to which it needs no quota.
+const SMALL_BODY_BYTES: usize = 4096;
+
+const BUSY: Refusal =
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "Too many queries wait to be answered; try again.");
+pub(super) const ENDING: Refusal =
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "The connection is about to end.");
+
+/// The body of a response; by gRPC a message and trailers.
+pub(super) type Body =
+    Either<Full<Bytes>, StreamBody<Iter<array::IntoIter<Result<Frame<Bytes>, Infallible>, 2>>>>;
+
+/// An HTTP error, with one sentence for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub status: StatusCode,
+    pub sentence: &'static str,
+}
+
+impl Refusal {
+    pub const fn new(status: StatusCode, sentence: &'static str) -> Self {
+        Self { status, sentence }
+    }
+
+    pub const fn too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "A query has 65,535 bytes at most.")
+    }
+}
+
+/// Returns the media type of a body, without its parameters; empty if there is none.
+pub(super) fn media_type(headers: &HeaderMap) -> &str {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim()
+}
+
+/// Reads the body of a request, which has at most `max` bytes.
+///
+/// # Errors
+/// If the connection or the stream breaks.
+pub(super) async fn read_body(
+    activity: &Activity,
+    open: &mut OpenRequest,
+    mut body: Incoming,
+    max: usize,
+) -> io::Result<Result<Vec<u8>, Refusal>> {
+    let mut share = activity.body_share();
+    let mut reading = pin!(async {
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
+            let length = bytes.len() + data.len();
+            if length > max {
+                return Ok(Err(Refusal::too_large()));
+            }
+            if length > SMALL_BODY_BYTES && !share.resize(length) {
+                return Ok(Err(BUSY));
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(Ok(bytes))
+    });
+    if let Poll::Ready(read) = futures::poll!(&mut reading) {
+        return read;
+    }
+    if !open.may_wait() {
+        return Ok(Err(BUSY));
+    }
+    let late = || Ok(Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "The body doesn't arrive in time.")));
+    timeout(activity.limits.read, reading).await.unwrap_or_else(|_| late())
+}
+
+/// Returns the answer to a DNS message.
+pub(super) async fn answer_query(
+    activity: &Activity,
+    open: &mut OpenRequest,
+    message: Vec<u8>,
+) -> Result<Vec<u8>, Refusal> {
+    if !is_query(&message) {
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, "There is no DNS query with one question."));
+    }
+    let key = match answer_known(activity, &message) {
+        Ok(answer) => return Ok(answer),
+        Err(key) => key,
+    };
+    let failure = server_failure(&message);
+    let mut answering = pin!(activity.handler.answer(
+        message,
+        activity.client,
+        activity.local,
+        activity.protocol,
+        key.is_some()
+    ));
+    // Regardless of tokio's budget for this task, as by TCP.
+    let answer = match futures::poll!(unconstrained(&mut answering)) {
+        Poll::Ready(answer) => answer,
+        Poll::Pending if open.may_ask() => answering.await,
+        Poll::Pending => return failure.ok_or(BUSY),
+    };
+    let none = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The query gets no answer.");
+    let answer = answer.ok_or(none)?;
+    if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
+        let client = unmapped(activity.client).ip();
+        with_thread_cache(|cache| cache.response_cache.insert(key, client, *wire_response, Instant::now()));
+    }
+    Ok(answer.bytes)
+}
+
+/// Returns the answer from the response cache of this thread, or else the key under which the answer should be kept.
+fn answer_known(activity: &Activity, message: &[u8]) -> Result<Vec<u8>, Option<Box<[u8]>>> {
+    let client = unmapped(activity.client).ip();
+    let server = activity.handler.server.load().number();
+    let now = Instant::now();
+    with_thread_cache(|ThreadCache { response_cache, out }| {
+        let answered = response_cache.answer(message, client, server, now, out);
+        let length = answered.map_err(|_| response_cache.key_to_keep().map(Box::from))?;
+        response_cache.set_hit_duration(now.elapsed());
+        Ok(out[..length].to_vec())
+    })
+}
