@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
+use super::http::{HttpRequests, HttpsClient};
+
 #[derive(Clone, Debug)]
 pub struct UpstreamEndpoint {
     pub address: SocketAddr,
@@ -18,6 +20,7 @@ pub enum Transport {
     Udp,
     Tcp,
     Tls(TlsClient),
+    Https(HttpsClient),
 }
 
 #[derive(Clone)]
@@ -30,6 +33,14 @@ pub struct TlsClient {
 impl UpstreamEndpoint {
     pub(crate) fn new(address: SocketAddr, transport: &Transport) -> Self {
         Self { address, transport: transport.clone() }
+    }
+
+    /// Returns what makes the requests, if the upstream is asked by HTTP.
+    pub(crate) fn requests(&self) -> Option<HttpRequests> {
+        match &self.transport {
+            Transport::Https(client) => Some(client.requests_to(self.address)),
+            Transport::Udp | Transport::Tcp | Transport::Tls(_) => None,
+        }
     }
 }
 
@@ -50,6 +61,9 @@ impl fmt::Display for UpstreamEndpoint {
         match &self.transport {
             Transport::Tls(client) => {
                 write!(f, "tls://{} ({})", self.address, client.name_at(self.address).to_str())
+            }
+            Transport::Https(HttpsClient { tls, path, .. }) => {
+                write!(f, "https://{}{path} ({})", self.address, tls.name_at(self.address).to_str())
             }
             Transport::Udp | Transport::Tcp => self.address.fmt(f),
         }

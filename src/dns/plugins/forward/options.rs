@@ -21,16 +21,18 @@ use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::UpstreamAddr;
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
 use crate::dns::upstream::endpoint::{TlsClient, Transport};
+use crate::dns::upstream::http::HttpsClient;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
-use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
+use crate::dns::upstream::tls::{ConnectorError, connector, http2_connector, root_certificates};
 
 /// The maximum number of upstreams of a line, as in CoreDNS.
 const MAX_TO: usize = 15;
 /// The lower and the upper bound of the default of `max_concurrent`.
 const MAX_CONCURRENT: (usize, usize) = (1000, 10_000);
 
-const OPTIONS: [&str; 20] = [
+const OPTIONS: [&str; 21] = [
+    "doh_method",
     "except",
     "expire",
     "failfast_all_unhealthy_upstreams",
@@ -72,6 +74,7 @@ struct OptionsParser {
     next_on_nodata: bool,
     resolvers: Vec<SocketAddr>,
     force_tcp: bool,
+    doh_by_get: bool,
     tls: Tls,
     options: ForwardOptions,
 }
@@ -185,6 +188,7 @@ impl OptionsParser {
             next_on_nodata: false,
             resolvers: Vec::new(),
             force_tcp: false,
+            doh_by_get: false,
             tls: Tls::default(),
             options,
         }
@@ -243,7 +247,7 @@ impl OptionsParser {
                 self.resolvers =
                     line.required_arguments("addresses")?.iter().map(resolver).collect::<Result<_, _>>()?;
             }
-            "doh_method" => return Err(line.unsupported(NAME, &OPTIONS)),
+            "doh_method" => self.doh_by_get = is_get(line)?,
             _ => return Err(line.unknown(NAME, &OPTIONS)),
         }
         Ok(())
@@ -255,20 +259,14 @@ impl OptionsParser {
         word: &Token,
         connector: &mut Option<TlsConnector>,
     ) -> Result<UpstreamAddr, CorefileError> {
-        let Destination { scheme, at, server_name } = destination;
-        let transport = match (scheme, &self.tls.name) {
-            (Scheme::Dns, _) if self.force_tcp => Transport::Tcp,
-            (Scheme::Dns, _) => Transport::Udp,
-            (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
-                return Err(word.error(format!("tls_servername {name:?} is there, too: one name is enough")));
-            }
-            (Scheme::Tls | Scheme::Https, for_all) => {
-                let connector = match connector {
-                    Some(connector) => connector,
-                    None => connector.insert(self.tls.connector(word)?),
-                };
-                let name = server_name.or_else(|| for_all.as_ref().map(|(name, _)| name.clone()));
-                Transport::Tls(TlsClient { connector: connector.clone(), name })
+        let Destination { scheme, at, server_name, path } = destination;
+        let transport = match scheme {
+            Scheme::Dns if self.force_tcp => Transport::Tcp,
+            Scheme::Dns => Transport::Udp,
+            Scheme::Tls => Transport::Tls(self.tls.client(server_name, word, connector)?),
+            Scheme::Https => {
+                let tls = self.tls.client(server_name, word, connector)?;
+                Transport::Https(https_client(tls, &at, path, self.doh_by_get, word)?)
             }
         };
         Ok(match at {
@@ -298,6 +296,24 @@ impl Tls {
         Ok(())
     }
 
+    /// Returns the client for an upstream, with the name in **TO** or else the name for all upstreams.
+    fn client(
+        &self,
+        name: Option<ServerName<'static>>,
+        word: &Token,
+        connector: &mut Option<TlsConnector>,
+    ) -> Result<TlsClient, CorefileError> {
+        if let (Some((_, for_all)), Some(_)) = (&self.name, &name) {
+            return Err(word.error(format!("tls_servername {for_all:?} is there, too: one name is enough")));
+        }
+        let name = name.or_else(|| self.name.as_ref().map(|(name, _)| name.clone()));
+        let connector = match connector {
+            Some(connector) => connector,
+            None => connector.insert(self.connector(word)?),
+        };
+        Ok(TlsClient { connector: connector.clone(), name })
+    }
+
     fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
         let identity = self.identity.as_ref();
         let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
@@ -321,6 +337,40 @@ impl Pem {
 
     fn wrong(&self, error: impl std::fmt::Display) -> String {
         format!("{}: {error}", Path::new(&self.word.text).display())
+    }
+}
+
+/// Returns the client for an upstream by HTTPS. Without a name for the certificate, it has to be valid for the host; an
+/// address with such a name stands for this host in requests, too.
+fn https_client(
+    tls: TlsClient,
+    at: &AddressOrHost,
+    path: String,
+    by_get: bool,
+    word: &Token,
+) -> Result<HttpsClient, CorefileError> {
+    let connector = http2_connector(&tls.connector);
+    let (host, name) = match (at, tls.name) {
+        (AddressOrHost::Host(host, _), name) => {
+            let host = host.trim_end_matches('.');
+            (Some(host.to_owned()), Some(name.map_or_else(|| server_name(host, word), Ok)?))
+        }
+        (AddressOrHost::Address(_), Some(ServerName::DnsName(name))) => {
+            (Some(name.as_ref().to_owned()), Some(ServerName::DnsName(name)))
+        }
+        (AddressOrHost::Address(_), name) => (None, name),
+    };
+    Ok(HttpsClient { tls: TlsClient { connector, name }, host, path, by_get })
+}
+
+/// Parses `doh_method`.
+fn is_get(line: &Directive) -> Result<bool, CorefileError> {
+    const METHODS: &str = "GET or POST";
+    let word = line.single_argument(METHODS)?;
+    match &*word.text {
+        "GET" => Ok(true),
+        "POST" => Ok(false),
+        _ => Err(word.unexpected(METHODS)),
     }
 }
 
