@@ -262,13 +262,15 @@ async fn goaway_lets_the_queries_under_way_end() {
     let mut asked = asked.recv().await.unwrap();
     end_it.send(()).unwrap();
     let is_leaving = async {
-        while pair.ask_at(first.sent).is_some() {
+        while !first.socket.queries.lock().is_retired {
             yield_now().await;
         }
     };
     timeout(TIMEOUT, is_leaving).await.expect("the connection takes no further query");
+    assert!(pair.ask_at(first.sent).is_none());
     asked.respond_well().await;
-    assert!(is_answered(&first).await);
+    let reply = reply(&first).await;
+    assert!(matches!(reply, Ok(UpstreamReply::Answer(_))), "{reply:?}");
     timeout(TIMEOUT, serving).await.expect("the connection ends").unwrap();
 }
 
