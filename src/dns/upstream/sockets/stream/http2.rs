@@ -7,8 +7,8 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::StreamExt;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use h2::RecvStream;
 use h2::client::{Builder, Connection, SendRequest};
 use hyper::body::Bytes;
@@ -64,7 +64,15 @@ impl Task {
                 () = &mut idle_end, if socket.idle_since().is_some() => self.close_if_idle(),
                 ended = poll_fn(|context| socket.poll_end(&mut connection, &mut sender, context)) => match ended {
                     Ok(()) => socket.retire(),
-                    Err(error) => return socket.fail(|| copy(&error)),
+                    Err(error) => {
+                        // The end may have come together with responses.
+                        while let Some(Some(answer)) = answers.next().now_or_never() {
+                            if let Some((id, Ok(reply))) = answer {
+                                socket.accept_response(id, Ok(reply));
+                            }
+                        }
+                        return socket.fail(|| copy(&error));
+                    }
                 },
                 Some(answer) = answers.next() => {
                     if let Some((id, reply)) = answer {
