@@ -124,10 +124,10 @@
 //! }
 //! ```
 
-mod options;
+pub(super) mod options;
 #[cfg(test)]
 mod tests;
-mod to;
+pub(super) mod to;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -168,7 +168,7 @@ const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The plugin `forward`, for one line of the Corefile.
 #[derive(Debug)]
-struct Forward {
+pub(super) struct Forward {
     from: Name,
     except: ZoneSet,
     upstreams: Arc<UpstreamGroup>,
@@ -252,7 +252,25 @@ impl AccessRule for Forward {
 }
 
 impl Forward {
-    fn is_for(&self, name: &Name) -> bool {
+    /// Returns a plugin that passes no answer on to the next line.
+    pub(super) fn new(
+        from: Name,
+        except: ZoneSet,
+        upstreams: UpstreamGroup,
+        loop_state: Option<Arc<LoopState>>,
+    ) -> Self {
+        Self {
+            from,
+            except,
+            upstreams: Arc::new(upstreams),
+            look_ups: SharedLookups::default(),
+            next_rcodes: Vec::new(),
+            next_on_nodata: false,
+            loop_state,
+        }
+    }
+
+    pub(super) fn is_for(&self, name: &Name) -> bool {
         // As in CoreDNS, `except` can't exclude the zone itself.
         (self.from.is_root() || self.from.zone_of(name))
             && (!self.except.contains(name) || self.from == *name)

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
-use super::http::{HttpRequests, HttpsClient};
+use super::http::{HttpClient, HttpFormat, HttpRequests};
 
 #[derive(Clone, Debug)]
 pub struct UpstreamEndpoint {
@@ -20,7 +20,8 @@ pub enum Transport {
     Udp,
     Tcp,
     Tls(TlsClient),
-    Https(HttpsClient),
+    /// DNS over HTTPS or over gRPC.
+    Http(HttpClient),
 }
 
 #[derive(Clone)]
@@ -38,7 +39,7 @@ impl UpstreamEndpoint {
     /// Returns what makes the requests, if the upstream is asked by HTTP.
     pub(crate) fn requests(&self) -> Option<HttpRequests> {
         match &self.transport {
-            Transport::Https(client) => Some(client.requests_to(self.address)),
+            Transport::Http(client) => Some(client.requests_to(self.address)),
             Transport::Udp | Transport::Tcp | Transport::Tls(_) => None,
         }
     }
@@ -62,8 +63,15 @@ impl fmt::Display for UpstreamEndpoint {
             Transport::Tls(client) => {
                 write!(f, "tls://{} ({})", self.address, client.name_at(self.address).to_str())
             }
-            Transport::Https(HttpsClient { tls, path, .. }) => {
-                write!(f, "https://{}{path} ({})", self.address, tls.name_at(self.address).to_str())
+            Transport::Http(HttpClient { tls, format, .. }) => {
+                match format {
+                    HttpFormat::Dns { path, .. } => write!(f, "https://{}{path}", self.address)?,
+                    HttpFormat::Grpc => write!(f, "grpc://{}", self.address)?,
+                }
+                match tls {
+                    Some(tls) => write!(f, " ({})", tls.name_at(self.address).to_str()),
+                    None => Ok(()),
+                }
             }
             Transport::Udp | Transport::Tcp => self.address.fmt(f),
         }

@@ -31,6 +31,7 @@ use crate::dns::net::late_timer::LateTimer;
 use crate::dns::net::shared_runtime::on_shared_runtime;
 use crate::dns::transport::tls::ALPN_HTTP2;
 use crate::dns::upstream::endpoint::{TlsClient, Transport};
+use crate::dns::upstream::http::{HttpClient, HttpFormat};
 use crate::model::tls_error;
 
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
@@ -39,7 +40,7 @@ const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
-const NO_HTTP2: &str = "tls: it doesn't offer HTTP/2 (ALPN h2), which DNS over HTTPS needs";
+const NO_HTTP2: &str = "tls: it doesn't offer HTTP/2 (ALPN h2)";
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExchangeTimes {
@@ -107,7 +108,8 @@ impl Upstream {
     fn count_socket(&self, was_open: bool, by_stream: bool) {
         let protocol = match self.endpoint.transport {
             Transport::Tls(_) => "tcp-tls",
-            Transport::Https(_) => "https",
+            Transport::Http(HttpClient { format: HttpFormat::Dns { .. }, .. }) => "https",
+            Transport::Http(HttpClient { format: HttpFormat::Grpc, .. }) => "grpc",
             Transport::Udp if !by_stream => "udp",
             Transport::Udp | Transport::Tcp => "tcp",
         };
@@ -130,10 +132,12 @@ impl Upstream {
         let stream = socket.connect(self.endpoint.address).await?;
         stream.set_nodelay(true)?;
         Ok(match &self.endpoint.transport {
-            Transport::Udp | Transport::Tcp => Either::Left(stream),
+            Transport::Udp | Transport::Tcp | Transport::Http(HttpClient { tls: None, .. }) => {
+                Either::Left(stream)
+            }
             Transport::Tls(client) => Either::Right(self.handshake(client, stream).await?),
-            Transport::Https(client) => {
-                let tls = self.handshake(&client.tls, stream).await?;
+            Transport::Http(HttpClient { tls: Some(client), .. }) => {
+                let tls = self.handshake(client, stream).await?;
                 if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
                     return Err(io::Error::other(NO_HTTP2));
                 }

@@ -1,40 +1,58 @@
-//! DNS over HTTPS to an upstream (RFC 8484): the requests, and which responses are answers.
+//! DNS over HTTPS (RFC 8484) and over gRPC to an upstream: the requests, and which responses are answers.
 
 use std::net::SocketAddr;
 
 use data_encoding::BASE64URL_NOPAD;
-use hyper::header::{ACCEPT, AGE, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
+use hyper::header::{ACCEPT, AGE, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, TE};
 use hyper::http::uri::Scheme;
 use hyper::{Method, Request, StatusCode, Uri, http};
 
 use super::endpoint::TlsClient;
+use crate::dns::message::freshness::reduce_ttls;
+use crate::dns::message::grpc;
 
 /// The path of requests unless the Corefile has one, as in CoreDNS.
 pub const DEFAULT_PATH: &str = "/dns-query";
 /// The maximum size of an answer in bytes, as by TCP (RFC 1035 section 4.2.2).
-pub(crate) const MAX_ANSWER_BYTES: usize = u16::MAX as usize;
+const MAX_ANSWER_BYTES: usize = u16::MAX as usize;
+/// The maximum size of a body in bytes, which is larger by gRPC.
+pub(crate) const MAX_BODY_BYTES: usize = grpc::MAX_BODY_BYTES;
 /// The media type of a DNS message (RFC 8484 section 6).
 const DNS_MESSAGE: &str = "application/dns-message";
 /// The port that an authority leaves out (RFC 9110 section 4.2.2).
 const DEFAULT_PORT: u16 = 443;
+/// The status of a gRPC call that has succeeded, and of one that has found nothing.
+const GRPC_OK: &str = "0";
+const GRPC_NOT_FOUND: &str = "5";
 
-/// How an upstream is asked by HTTPS.
+/// How an upstream is asked by HTTP/2.
 #[derive(Clone, Debug)]
-pub struct HttpsClient {
-    pub tls: TlsClient,
+pub struct HttpClient {
+    /// `None` without TLS, only for gRPC.
+    pub tls: Option<TlsClient>,
     /// The host in requests; `None` for the upstream's address.
     pub host: Option<String>,
-    pub path: String,
-    /// Whether queries are sent by GET, which HTTP caches can answer, and not by POST.
-    pub by_get: bool,
+    pub format: HttpFormat,
 }
 
-/// Makes the requests to one upstream.
+/// What requests look like.
+#[derive(Clone, Debug)]
+pub enum HttpFormat {
+    /// DNS over HTTPS.
+    Dns {
+        path: String,
+        /// Whether queries are sent by GET, which HTTP caches can answer, and not by POST.
+        by_get: bool,
+    },
+    Grpc,
+}
+
+/// Makes the requests to one upstream, and reads its responses.
 #[derive(Debug)]
 pub(crate) struct HttpRequests {
+    scheme: Scheme,
     authority: String,
-    path: String,
-    by_get: bool,
+    format: HttpFormat,
 }
 
 /// Why a response isn't an answer. The connection is as good as before.
@@ -46,9 +64,18 @@ pub(crate) enum HttpRefusal {
     MediaType,
     #[error("the body of the HTTP response has more than 65,535 bytes")]
     TooLong,
+    #[error("the content type of the HTTP response isn't application/grpc")]
+    GrpcMediaType,
+    /// Of the header or trailer `grpc-status`.
+    #[error("the gRPC status is {0}")]
+    GrpcStatus(u32),
+    #[error("the gRPC response has no status")]
+    NoGrpcStatus,
+    #[error("{0}")]
+    Grpc(grpc::GrpcError),
 }
 
-impl HttpsClient {
+impl HttpClient {
     pub(crate) fn requests_to(&self, address: SocketAddr) -> HttpRequests {
         let host = self.host.clone().unwrap_or_else(|| match address {
             SocketAddr::V4(address) => address.ip().to_string(),
@@ -56,7 +83,8 @@ impl HttpsClient {
         });
         let port = address.port();
         let authority = if port == DEFAULT_PORT { host } else { format!("{host}:{port}") };
-        HttpRequests { authority, path: self.path.clone(), by_get: self.by_get }
+        let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+        HttpRequests { scheme, authority, format: self.format.clone() }
     }
 }
 
@@ -66,33 +94,90 @@ impl HttpRequests {
     /// # Errors
     /// If authority and path are no URI; the parser of the Corefile accepts no such ones.
     pub(crate) fn request(&self, query: &[u8]) -> Result<(Request<()>, Option<Vec<u8>>), http::Error> {
-        let uri = Uri::builder().scheme(Scheme::HTTPS).authority(&*self.authority);
-        let request = Request::builder().header(ACCEPT, DNS_MESSAGE);
-        if self.by_get {
-            let uri = uri.path_and_query(format!("{}?dns={}", self.path, BASE64URL_NOPAD.encode(query)));
-            return Ok((request.uri(uri.build()?).body(())?, None));
+        let uri = Uri::builder().scheme(self.scheme.clone()).authority(&*self.authority);
+        let (uri, body) = match &self.format {
+            HttpFormat::Dns { path, by_get: true } => {
+                (uri.path_and_query(format!("{path}?dns={}", BASE64URL_NOPAD.encode(query))), None)
+            }
+            HttpFormat::Dns { path, by_get: false } => (uri.path_and_query(&**path), Some(query.to_vec())),
+            HttpFormat::Grpc => (uri.path_and_query(grpc::PATH), Some(grpc::encode(query))),
+        };
+        let method = if body.is_some() { Method::POST } else { Method::GET };
+        let mut request = Request::builder().method(method).uri(uri.build()?);
+        let media_type = match &self.format {
+            HttpFormat::Dns { .. } => {
+                request = request.header(ACCEPT, DNS_MESSAGE);
+                DNS_MESSAGE
+            }
+            HttpFormat::Grpc => {
+                request = request.header(TE, "trailers");
+                grpc::MEDIA_TYPE
+            }
+        };
+        if let Some(body) = &body {
+            request = request.header(CONTENT_TYPE, media_type).header(CONTENT_LENGTH, body.len());
         }
-        let request = request.method(Method::POST).uri(uri.path_and_query(&*self.path).build()?);
-        let request = request.header(CONTENT_TYPE, DNS_MESSAGE).header(CONTENT_LENGTH, query.len());
-        Ok((request.body(())?, Some(query.to_vec())))
+        Ok((request.body(())?, body))
+    }
+
+    /// Checks the head of a response.
+    pub(crate) fn check_head(&self, status: StatusCode, headers: &HeaderMap) -> Result<(), HttpRefusal> {
+        // A redirect isn't followed either: it could lead to any host.
+        if status != StatusCode::OK {
+            return Err(HttpRefusal::Status(status));
+        }
+        let media_type = text(headers, CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
+        match &self.format {
+            HttpFormat::Dns { .. } if !media_type.eq_ignore_ascii_case(DNS_MESSAGE) => {
+                Err(HttpRefusal::MediaType)
+            }
+            // A suffix, such as `+proto`, may follow.
+            HttpFormat::Grpc if !media_type.starts_with(grpc::MEDIA_TYPE) => Err(HttpRefusal::GrpcMediaType),
+            _ if text(headers, CONTENT_LENGTH)
+                .parse::<u64>()
+                .is_ok_and(|length| length > MAX_BODY_BYTES as u64) =>
+            {
+                Err(HttpRefusal::TooLong)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the DNS message of a whole response to `query`. `trailers` are the headers if there is no body.
+    pub(crate) fn message(
+        &self,
+        query: &[u8],
+        headers: &HeaderMap,
+        mut body: Vec<u8>,
+        trailers: &HeaderMap,
+    ) -> Result<Vec<u8>, HttpRefusal> {
+        match &self.format {
+            HttpFormat::Dns { .. } if body.len() > MAX_ANSWER_BYTES => Err(HttpRefusal::TooLong),
+            HttpFormat::Dns { .. } => {
+                reduce_ttls(&mut body, age(text(headers, AGE)));
+                Ok(body)
+            }
+            HttpFormat::Grpc => match text(trailers, HeaderName::from_static(grpc::STATUS)) {
+                GRPC_OK => Ok(grpc::decode(&body).map_err(HttpRefusal::Grpc)?.to_vec()),
+                GRPC_NOT_FOUND => Ok(not_found(query)),
+                status => Err(status.parse().map_or(HttpRefusal::NoGrpcStatus, HttpRefusal::GrpcStatus)),
+            },
+        }
     }
 }
 
-/// Checks the head of a response. Returns how long HTTP caches have kept it, in seconds.
-pub(crate) fn check_head(status: StatusCode, headers: &HeaderMap) -> Result<u32, HttpRefusal> {
-    // A redirect isn't followed either: it could lead to any host.
-    if status != StatusCode::OK {
-        return Err(HttpRefusal::Status(status));
-    }
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let media_type = text(CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
-    if !media_type.eq_ignore_ascii_case(DNS_MESSAGE) {
-        return Err(HttpRefusal::MediaType);
-    }
-    if text(CONTENT_LENGTH).parse::<u64>().is_ok_and(|length| length > MAX_ANSWER_BYTES as u64) {
-        return Err(HttpRefusal::TooLong);
-    }
-    Ok(age(text(AGE)))
+fn text(headers: &HeaderMap, name: HeaderName) -> &str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Returns the answer NXDOMAIN, as CoreDNS does for this status.
+fn not_found(query: &[u8]) -> Vec<u8> {
+    const RESPONSE: u8 = 0x80;
+    const NXDOMAIN: u8 = 3;
+    let mut message = query.to_vec();
+    message[2] |= RESPONSE;
+    message[3] |= NXDOMAIN;
+    message
 }
 
 /// Parses the header `Age` (RFC 9111 section 5.1). An invalid one is ignored; one above the maximum is the maximum.
@@ -106,13 +191,14 @@ mod tests {
     use super::*;
     use crate::dns::upstream::tls::connector;
 
-    fn requests(host: Option<&str>, address: &str, by_get: bool) -> HttpRequests {
-        let tls = TlsClient {
-            connector: connector(Some(rustls::RootCertStore::empty()), None).unwrap(),
-            name: None,
-        };
-        let client = HttpsClient { tls, host: host.map(str::to_owned), path: "/a/b%20c".to_owned(), by_get };
-        client.requests_to(address.parse().unwrap())
+    fn requests(host: Option<&str>, address: &str, format: HttpFormat) -> HttpRequests {
+        let connector = connector(Some(rustls::RootCertStore::empty()), None).unwrap();
+        let tls = matches!(format, HttpFormat::Dns { .. }).then_some(TlsClient { connector, name: None });
+        HttpClient { tls, host: host.map(str::to_owned), format }.requests_to(address.parse().unwrap())
+    }
+
+    fn dns(by_get: bool) -> HttpFormat {
+        HttpFormat::Dns { path: "/a/b%20c".to_owned(), by_get }
     }
 
     #[test]
@@ -123,54 +209,91 @@ mod tests {
             (Some("dns.example"), "192.0.2.1:443", "dns.example"),
             (Some("dns.example"), "192.0.2.1:8443", "dns.example:8443"),
         ] {
-            let (request, body) = requests(host, address, false).request(&[0, 1, 255]).unwrap();
+            let (request, body) = requests(host, address, dns(false)).request(&[0, 1, 255]).unwrap();
             assert_eq!(request.uri(), &*format!("https://{authority}/a/b%20c"));
             let header = |name| request.headers()[name].to_str().unwrap();
             assert_eq!([header(ACCEPT), header(CONTENT_TYPE)], [DNS_MESSAGE; 2]);
             assert_eq!((request.method(), header(CONTENT_LENGTH)), (&Method::POST, "3"));
             assert_eq!((body.as_deref(), request.headers().len()), (Some(&[0, 1, 255][..]), 3));
-            let (request, body) = requests(host, address, true).request(&[0, 1, 255]).unwrap();
+            let (request, body) = requests(host, address, dns(true)).request(&[0, 1, 255]).unwrap();
             assert_eq!(request.uri(), &*format!("https://{authority}/a/b%20c?dns=AAH_"));
             assert_eq!((request.method(), request.headers().len(), body), (&Method::GET, 1, None));
+            let (request, body) = requests(host, address, HttpFormat::Grpc).request(&[0, 1, 255]).unwrap();
+            assert_eq!(request.uri(), &*format!("http://{authority}/coredns.dns.DnsService/Query"));
+            let header = |name| request.headers()[name].to_str().unwrap();
+            assert_eq!([header(TE), header(CONTENT_TYPE)], ["trailers", "application/grpc"]);
+            assert_eq!((request.method(), body), (&Method::POST, Some(grpc::encode(&[0, 1, 255]))));
         }
+    }
+
+    fn map(all: &[(HeaderName, Option<&str>)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in all {
+            headers.extend(value.map(|value| (name.clone(), value.parse().unwrap())));
+        }
+        headers
     }
 
     #[test]
     fn only_a_dns_message_with_status_200_is_an_answer() {
-        let dns = Some(DNS_MESSAGE);
-        for (status, media_type, length, age, expected) in [
-            (200, dns, None, None, Ok(0)),
-            (200, Some("Application/DNS-Message ; charset=x"), Some("65535"), Some("250"), Ok(250)),
-            (200, dns, None, Some("-1"), Ok(0)),
-            (200, dns, None, Some("+1"), Ok(0)),
-            (200, dns, None, Some(""), Ok(0)),
-            (200, dns, None, Some("99999999999999999999"), Ok(u32::MAX)),
-            (200, dns, Some("65536"), None, Err("the body of the HTTP response has more than 65,535 bytes")),
-            (
-                200,
-                None,
-                None,
-                None,
-                Err("the content type of the HTTP response isn't application/dns-message"),
-            ),
-            (
-                200,
-                Some("text/html"),
-                None,
-                None,
-                Err("the content type of the HTTP response isn't application/dns-message"),
-            ),
-            (204, dns, None, None, Err("the HTTP status is 204 No Content, and not 200 OK")),
-            (302, dns, None, None, Err("the HTTP status is 302 Found, and not 200 OK")),
-            (404, dns, None, None, Err("the HTTP status is 404 Not Found, and not 200 OK")),
-            (503, None, None, None, Err("the HTTP status is 503 Service Unavailable, and not 200 OK")),
+        let media_types = "the content type of the HTTP response isn't application/dns-message";
+        let too_long = "the body of the HTTP response has more than 65,535 bytes";
+        let name = Some(DNS_MESSAGE);
+        for (status, media_type, length, expected) in [
+            (200, name, None, ""),
+            (200, Some("Application/DNS-Message ; charset=x"), Some("65535"), ""),
+            (200, name, Some("70000"), too_long),
+            (200, None, None, media_types),
+            (200, Some("text/html"), None, media_types),
+            (204, name, None, "the HTTP status is 204 No Content, and not 200 OK"),
+            (302, name, None, "the HTTP status is 302 Found, and not 200 OK"),
+            (404, name, None, "the HTTP status is 404 Not Found, and not 200 OK"),
+            (503, None, None, "the HTTP status is 503 Service Unavailable, and not 200 OK"),
         ] {
-            let mut headers = HeaderMap::new();
-            for (name, value) in [(CONTENT_TYPE, media_type), (CONTENT_LENGTH, length), (AGE, age)] {
-                headers.extend(value.map(|value| (name, value.parse().unwrap())));
-            }
-            let found = check_head(StatusCode::from_u16(status).unwrap(), &headers);
-            assert_eq!(found.map_err(|error| error.to_string()), expected.map_err(str::to_owned));
+            let headers = map(&[(CONTENT_TYPE, media_type), (CONTENT_LENGTH, length)]);
+            let requests = requests(None, "192.0.2.1:443", dns(false));
+            let found = requests.check_head(StatusCode::from_u16(status).unwrap(), &headers);
+            assert_eq!(found.err().map(|error| error.to_string()).unwrap_or_default(), expected);
+        }
+        let requests = requests(None, "192.0.2.1:443", dns(false));
+        let message = |body| requests.message(&[0; 12], &HeaderMap::new(), body, &HeaderMap::new());
+        assert_eq!(message(vec![7; MAX_ANSWER_BYTES]), Ok(vec![7; MAX_ANSWER_BYTES]));
+        assert_eq!(message(vec![7; MAX_ANSWER_BYTES + 1]), Err(HttpRefusal::TooLong));
+    }
+
+    #[test]
+    fn age_is_a_number_or_ignored() {
+        for (text, expected) in
+            [("", 0), ("250", 250), ("-1", 0), ("+1", 0), ("1.5", 0), ("99999999999999999999", u32::MAX)]
+        {
+            assert_eq!(age(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn grpc_answer_needs_the_status_0() {
+        let requests = requests(None, "192.0.2.1:443", HttpFormat::Grpc);
+        let query = [0, 0, 1, 0x20, 0, 0, 0, 0, 0, 0, 0, 0];
+        let status = |text| map(&[(HeaderName::from_static(grpc::STATUS), text)]);
+        for (text, body, expected) in [
+            (Some("0"), grpc::encode(b"ab"), Ok(b"ab".to_vec())),
+            (Some("5"), vec![], Ok(vec![0, 0, 0x81, 0x23, 0, 0, 0, 0, 0, 0, 0, 0])),
+            (Some("14"), grpc::encode(b"ab"), Err("the gRPC status is 14".to_owned())),
+            (Some("x"), grpc::encode(b"ab"), Err("the gRPC response has no status".to_owned())),
+            (None, grpc::encode(b"ab"), Err("the gRPC response has no status".to_owned())),
+            (Some("0"), vec![], Err("The gRPC message isn't complete.".to_owned())),
+        ] {
+            let found = requests.message(&query, &HeaderMap::new(), body, &status(text));
+            assert_eq!(found.map_err(|error| error.to_string()), expected);
+        }
+        for (media_type, expected) in [
+            (Some("application/grpc"), Ok(())),
+            (Some("application/grpc+proto"), Ok(())),
+            (Some("application/dns-message"), Err(HttpRefusal::GrpcMediaType)),
+            (None, Err(HttpRefusal::GrpcMediaType)),
+        ] {
+            let headers = map(&[(CONTENT_TYPE, media_type)]);
+            assert_eq!(requests.check_head(StatusCode::OK, &headers), expected);
         }
     }
 }

@@ -196,6 +196,32 @@ pub const GROUPS: &[Group] = &[
             big.example.org. A edns=65535",
     },
     Group {
+        name: "grpc",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                grpc . {$DEAD} {$GRPC} {
+                    policy sequential
+                    except b.example.org
+                    fallthrough wild.example.org org
+                }
+                whoami
+            }",
+        files: &[],
+        questions: "
+            a.example.org. A each
+            big.example.org. A tcp
+            giant.example.org. TXT tcp
+            x.servfail.test. A each
+            example.org. SOA
+            example.org. MX
+            a.example.org. AAAA
+            svc.example.org. HTTPS
+            a.example.org. A nord
+            a.example.org. A cd ad edns do
+            big.example.org. A edns=65535",
+    },
+    Group {
         name: "forward: except and several",
         corefile: "
             .:{$PORT} {

@@ -13,7 +13,7 @@ use crate::tls::Certificates;
 
 /// The upstreams that CoreDNS and the program under test share.
 pub struct Upstreams {
-    /// `{$UPSTREAM}`: a real CoreDNS with zones. `{$HTTPS}`: the same by HTTPS.
+    /// `{$UPSTREAM}`: a real CoreDNS with zones. `{$HTTPS}`, `{$GRPC}`: a part of it by HTTPS, and by gRPC without TLS.
     pub coredns: Server,
     /// `{$CA}`: the CA of its certificate for `dns.example` and 127.0.0.1.
     certificates: Certificates,
@@ -39,6 +39,7 @@ impl Upstreams {
     pub fn name(&self, site: CorefileDir) -> CorefileDir {
         let Self { coredns, certificates, faulty, dead } = self;
         let site = site.with("UPSTREAM", coredns.dns()).with("HTTPS", coredns.address("TLS"));
+        let site = site.with("GRPC", coredns.address("READY"));
         let site = site.with("CA", certificates.file("ca.crt").display());
         site.with("ODD", faulty.address).with("DEAD", dead.local())
     }
@@ -87,9 +88,8 @@ const CLOUD: &str = r#"
     file db.192 2.0.192.in-addr.arpa
     file db.cluster cluster.local
 }
-https://.:{$TLS} {
+(part) {
     bind 127.0.0.1
-    tls {$CERTIFICATE} {$KEY}
     header {
         response set ra
     }
@@ -97,6 +97,13 @@ https://.:{$TLS} {
         rcode SERVFAIL
     }
     file db.example.org example.org
+}
+https://.:{$TLS} {
+    tls {$CERTIFICATE} {$KEY}
+    import part
+}
+grpc://.:{$READY} {
+    import part
 }
 "#;
 

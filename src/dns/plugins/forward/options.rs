@@ -1,33 +1,30 @@
 //! Parses a `forward` line.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
-use rustls::RootCertStore;
-use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::NAME;
-use super::to::{AddressOrHost, Destination, destinations, server_name};
+use super::to::{AddressOrHost, Destination, destinations};
 use crate::dns::corefile::{CorefileError, Directive, Position, Scheme, Token, addresses};
 use crate::dns::message::presentation::parse_rcode;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::max_files;
+use crate::dns::plugins::client_tls::ClientTls;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::UpstreamAddr;
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
-use crate::dns::upstream::endpoint::{TlsClient, Transport};
-use crate::dns::upstream::http::HttpsClient;
+use crate::dns::upstream::endpoint::Transport;
+use crate::dns::upstream::http::{HttpClient, HttpFormat};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
-use crate::dns::upstream::tls::{ConnectorError, connector, http2_connector, root_certificates};
 
 /// The maximum number of upstreams of a line, as in CoreDNS.
-const MAX_TO: usize = 15;
+pub(in crate::dns::plugins) const MAX_TO: usize = 15;
 /// The lower and the upper bound of the default of `max_concurrent`.
 const MAX_CONCURRENT: (usize, usize) = (1000, 10_000);
 
@@ -75,29 +72,14 @@ struct OptionsParser {
     resolvers: Vec<SocketAddr>,
     force_tcp: bool,
     doh_by_get: bool,
-    tls: Tls,
+    tls: ClientTls,
     options: ForwardOptions,
-}
-
-/// The TLS options for all upstreams of a line.
-#[derive(Default)]
-struct Tls {
-    name: Option<(ServerName<'static>, String)>,
-    roots: Option<RootCertStore>,
-    /// The client certificate and its key.
-    identity: Option<(Pem, Pem)>,
-}
-
-#[derive(Clone)]
-struct Pem {
-    bytes: Vec<u8>,
-    word: Token,
 }
 
 /// Returns the default of `max_concurrent`: about the number of sockets for client queries (see
 /// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). For targets of links, which have fewer
 /// sockets, the number of sockets is the limit.
-fn default_max_concurrent() -> usize {
+pub(in crate::dns::plugins) fn default_max_concurrent() -> usize {
     (max_files() / 4).clamp(MAX_CONCURRENT.0, MAX_CONCURRENT.1)
 }
 
@@ -161,7 +143,7 @@ pub(super) fn parse(
 }
 
 /// Returns the zone to forward; as in CoreDNS, the first zone of a network that stands for several zones.
-fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
+pub(in crate::dns::plugins) fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
     let [first, rest @ ..] = &zones[..] else { return Err(word.unexpected("a zone")) };
     if !rest.is_empty() {
@@ -189,7 +171,7 @@ impl OptionsParser {
             resolvers: Vec::new(),
             force_tcp: false,
             doh_by_get: false,
-            tls: Tls::default(),
+            tls: ClientTls::default(),
             options,
         }
     }
@@ -223,10 +205,7 @@ impl OptionsParser {
                 options.max_concurrent = if number == 0 { default_max_concurrent() } else { number };
             }
             "tls" => self.tls.take(line, setup)?,
-            "tls_servername" => {
-                let word = line.single_argument("the name in the upstreams' certificates")?;
-                self.tls.name = Some((server_name(&word.text, word)?, word.text.clone()));
-            }
+            "tls_servername" => self.tls.take_name(line)?,
             "policy" => options.policy = policy(line)?,
             "health_check" => options.health_check = health_check(line)?,
             "next" => self.next.extend(rcodes(line)?),
@@ -265,8 +244,13 @@ impl OptionsParser {
             Scheme::Dns => Transport::Udp,
             Scheme::Tls => Transport::Tls(self.tls.client(server_name, word, connector)?),
             Scheme::Https => {
-                let tls = self.tls.client(server_name, word, connector)?;
-                Transport::Https(https_client(tls, &at, path, self.doh_by_get, word)?)
+                let host = match &at {
+                    AddressOrHost::Host(host, _) => Some(host.trim_end_matches('.')),
+                    AddressOrHost::Address(_) => None,
+                };
+                let (tls, host) = self.tls.http_client(server_name, host, word, connector)?;
+                let format = HttpFormat::Dns { path, by_get: self.doh_by_get };
+                Transport::Http(HttpClient { tls: Some(tls), host, format })
             }
         };
         Ok(match at {
@@ -274,93 +258,6 @@ impl OptionsParser {
             AddressOrHost::Host(host, port) => UpstreamAddr::Host(host, port, transport),
         })
     }
-}
-
-impl Tls {
-    /// Parses `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
-    fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-        let files: Vec<Pem> =
-            line.at_most(3)?.iter().map(|word| Pem::read(word, setup)).collect::<Result<_, _>>()?;
-        let (identity, ca) = match &files[..] {
-            [] => (None, None),
-            [ca] => (None, Some(ca)),
-            [certificate, key, ca @ ..] => (Some((certificate.clone(), key.clone())), ca.first()),
-        };
-        let roots = ca.map(|ca| root_certificates(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
-        self.roots = roots.transpose()?;
-        self.identity = identity;
-        // Report errors in the files even if no upstream uses TLS.
-        if self.identity.is_some() {
-            self.connector(&line.tokens[0])?;
-        }
-        Ok(())
-    }
-
-    /// Returns the client for an upstream, with the name in **TO** or else the name for all upstreams.
-    fn client(
-        &self,
-        name: Option<ServerName<'static>>,
-        word: &Token,
-        connector: &mut Option<TlsConnector>,
-    ) -> Result<TlsClient, CorefileError> {
-        if let (Some((_, for_all)), Some(_)) = (&self.name, &name) {
-            return Err(word.error(format!("tls_servername {for_all:?} is there, too: one name is enough")));
-        }
-        let name = name.or_else(|| self.name.as_ref().map(|(name, _)| name.clone()));
-        let connector = match connector {
-            Some(connector) => connector,
-            None => connector.insert(self.connector(word)?),
-        };
-        Ok(TlsClient { connector: connector.clone(), name })
-    }
-
-    fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
-        let identity = self.identity.as_ref();
-        let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
-        connector(self.roots.clone(), bytes).map_err(|error| match (error, identity) {
-            (ConnectorError::Certificate(error), Some((certificate, _))) => {
-                certificate.word.error(certificate.wrong(error))
-            }
-            (ConnectorError::Key(error), Some((_, key))) => key.word.error(key.wrong(error)),
-            (error, _) => word.error(error.to_string()),
-        })
-    }
-}
-
-impl Pem {
-    fn read(word: &Token, setup: &mut Setup<'_>) -> Result<Self, CorefileError> {
-        let path = setup.path(&word.text);
-        let bytes = setup.read(&path);
-        let bytes = bytes.map_err(|error| word.error(format!("{}: {error}", path.display())))?;
-        Ok(Self { bytes, word: word.clone() })
-    }
-
-    fn wrong(&self, error: impl std::fmt::Display) -> String {
-        format!("{}: {error}", Path::new(&self.word.text).display())
-    }
-}
-
-/// Returns the client for an upstream by HTTPS. Without a name for the certificate, it has to be valid for the host; an
-/// address with such a name stands for this host in requests, too.
-fn https_client(
-    tls: TlsClient,
-    at: &AddressOrHost,
-    path: String,
-    by_get: bool,
-    word: &Token,
-) -> Result<HttpsClient, CorefileError> {
-    let connector = http2_connector(&tls.connector);
-    let (host, name) = match (at, tls.name) {
-        (AddressOrHost::Host(host, _), name) => {
-            let host = host.trim_end_matches('.');
-            (Some(host.to_owned()), Some(name.map_or_else(|| server_name(host, word), Ok)?))
-        }
-        (AddressOrHost::Address(_), Some(ServerName::DnsName(name))) => {
-            (Some(name.as_ref().to_owned()), Some(ServerName::DnsName(name)))
-        }
-        (AddressOrHost::Address(_), name) => (None, name),
-    };
-    Ok(HttpsClient { tls: TlsClient { connector, name }, host, path, by_get })
 }
 
 /// Parses `doh_method`.
@@ -396,7 +293,7 @@ fn read_timeout(line: &Directive) -> Result<Duration, CorefileError> {
     Ok(timeout)
 }
 
-fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
+pub(in crate::dns::plugins) fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
     let word = line.single_argument("random, round_robin or sequential")?;
     match &*word.text {
         "random" => Ok(SelectionPolicy::Random),

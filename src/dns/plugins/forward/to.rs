@@ -9,13 +9,14 @@ use rustls::pki_types::ServerName;
 use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Directive, Scheme, Token};
 use crate::dns::net::interfaces::is_own_listener;
+use crate::dns::plugins::client_tls::server_name;
 use crate::dns::plugins::setup::{BlockBuilder, Setup};
 use crate::dns::upstream::http::DEFAULT_PATH;
 
 #[derive(Clone, Debug)]
-pub(super) struct Destination {
+pub(in crate::dns::plugins) struct Destination {
     pub(super) scheme: Scheme,
-    pub(super) at: AddressOrHost,
+    pub(in crate::dns::plugins) at: AddressOrHost,
     /// The name that the upstream's certificate has to be valid for.
     pub(super) server_name: Option<ServerName<'static>>,
     /// The path of requests by HTTPS.
@@ -23,7 +24,7 @@ pub(super) struct Destination {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum AddressOrHost {
+pub(in crate::dns::plugins) enum AddressOrHost {
     Address(SocketAddr),
     Host(String, u16),
 }
@@ -33,7 +34,10 @@ const EXPECTED_FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tl
      file like /etc/resolv.conf, or a host's name";
 
 /// Returns the upstreams of a word: several if the word is a file.
-pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
+pub(in crate::dns::plugins) fn destinations(
+    word: &Token,
+    setup: &mut Setup<'_>,
+) -> Result<Vec<Destination>, CorefileError> {
     let (scheme, text) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
         Some(("dns", rest)) => (Scheme::Dns, rest),
@@ -191,9 +195,4 @@ impl<'a> Parts<'a> {
     fn server_name(&self, word: &Token) -> Result<Option<ServerName<'static>>, CorefileError> {
         self.zone.map(|name| server_name(name, word)).transpose()
     }
-}
-
-pub(super) fn server_name(name: &str, word: &Token) -> Result<ServerName<'static>, CorefileError> {
-    ServerName::try_from(name.to_owned())
-        .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can have")))
 }

@@ -156,7 +156,7 @@ async fn upstream_without_http_2_is_told_apart() {
     let certificates = Certificates::new();
     let ca = certificates.path("ca.pem");
     for (protocols, error) in [
-        (&[][..], "tls: it doesn't offer HTTP/2 (ALPN h2), which DNS over HTTPS needs"),
+        (&[][..], "tls: it doesn't offer HTTP/2 (ALPN h2)"),
         (&["http/1.1"], "tls: it speaks none of the protocols that lb-linker offers (ALPN), such as HTTP/2"),
     ] {
         let upstream = HttpsUpstream::start(&certificates, protocols, 200).await;

@@ -1,5 +1,5 @@
-//! Connections by HTTP/2, for DNS over HTTPS (RFC 8484). Each query is a request of its own, so a slow one delays no other
-//! one.
+//! Connections by HTTP/2, for DNS over HTTPS (RFC 8484) and over gRPC. Each query is a request of its own, so a slow one
+//! delays no other one.
 
 use std::future::poll_fn;
 use std::io;
@@ -11,22 +11,22 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use h2::RecvStream;
 use h2::client::{Builder, Connection, SendRequest};
+use hyper::HeaderMap;
 use hyper::body::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::{Stream, Task, copy};
-use crate::dns::message::freshness::reduce_ttls;
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
-use crate::dns::upstream::http::{HttpRefusal, HttpRequests, MAX_ANSWER_BYTES, check_head};
+use crate::dns::upstream::http::{HttpRefusal, HttpRequests, MAX_BODY_BYTES};
 use crate::dns::upstream::sockets::UpstreamSocket;
 
 /// The maximum number of queries at a time on a connection. An upstream may allow fewer.
 pub(super) const MAX_STREAMS: usize = 100;
 /// The maximum size of the headers of a response.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// The number of bytes of a body that the upstream may send: one more than an answer may have.
-const STREAM_WINDOW_BYTES: u32 = MAX_ANSWER_BYTES as u32 + 1;
+/// The number of bytes of a body that the upstream may send: one more than a body may have.
+const STREAM_WINDOW_BYTES: u32 = MAX_BODY_BYTES as u32 + 1;
 /// The number of bytes of all bodies that aren't whole yet.
 const CONNECTION_WINDOW_BYTES: u32 = 4 * STREAM_WINDOW_BYTES;
 
@@ -171,23 +171,24 @@ async fn exchange(
         sending.send_data(body.into(), true).map_err(broken)?;
     }
     let (head, body) = response.await.map_err(broken)?.into_parts();
-    let age = check_head(head.status, &head.headers).map_err(io::Error::other)?;
-    let mut message = read(body).await?;
-    reduce_ttls(&mut message, age);
+    requests.check_head(head.status, &head.headers).map_err(io::Error::other)?;
+    let (body, trailers) = read(body).await?;
+    let trailers = trailers.as_ref().unwrap_or(&head.headers);
+    let message = requests.message(query, &head.headers, body, trailers).map_err(io::Error::other)?;
     Ok(parse_reply(query, &message))
 }
 
-/// Reads a body. The window of its stream isn't enlarged, and that of the connection only at its end, so that unfinished
+/// Reads a body and its trailers. The window of its stream isn't enlarged, and that of the connection only at its end, so that unfinished
 /// bodies take limited memory.
-async fn read(mut body: RecvStream) -> io::Result<Vec<u8>> {
-    let mut message = Vec::new();
+async fn read(mut body: RecvStream) -> io::Result<(Vec<u8>, Option<HeaderMap>)> {
+    let mut bytes = Vec::new();
     while let Some(data) = body.data().await {
-        message.extend_from_slice(&data.map_err(broken)?);
-        if message.len() > MAX_ANSWER_BYTES {
+        bytes.extend_from_slice(&data.map_err(broken)?);
+        if bytes.len() > MAX_BODY_BYTES {
             return Err(io::Error::other(HttpRefusal::TooLong));
         }
     }
-    Ok(message)
+    Ok((bytes, body.trailers().await.map_err(broken)?))
 }
 
 /// Returns the error of a connection or a stream, without the text that the upstream may have sent with GOAWAY.
