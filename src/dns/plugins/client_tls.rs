@@ -71,8 +71,9 @@ impl ClientTls {
         Ok(TlsClient { connector: connector.clone(), name })
     }
 
-    /// Returns the client for an upstream by HTTP/2, and the host of requests; `None` for the upstream's address. Without
-    /// a name for the certificate, it has to be valid for the `host`; the name for an address stands for its host, too.
+    /// Returns the client for an upstream by HTTP/2, and the host of requests; `None` for the upstream's address.
+    /// Without a name for the certificate, it has to be valid for the `host`; the name for an address stands for its
+    /// host, too.
     pub(super) fn http_client(
         &self,
         name: Option<ServerName<'static>>,

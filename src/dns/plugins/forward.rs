@@ -64,9 +64,9 @@
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
 //! - The query `. NS` is answered within 0.5 s, if need be with SERVFAIL: a CoreDNS that forwards to lb-linker uses it
 //!   as a health check with a timeout of 1 s.
-//! - By HTTPS, HTTP/2 is required, and up to 100 queries share a connection, or fewer if the upstream says so. An answer,
-//!   also to a check, has the status 200, the type `application/dns-message` and at most 65,535 bytes; its TTLs are
-//!   reduced by the header `Age` (RFC 8484 section 5.1). The host of the requests is the host name in **TO**, or for an
+//! - By HTTPS, HTTP/2 is required, and up to 100 queries share a connection, or fewer if the upstream says so. An
+//!   answer, also to a check, has the status 200, the type `application/dns-message` and at most 65,535 bytes; its TTLs
+//!   are reduced by the header `Age` (RFC 8484 section 5.1). The host of the requests is the host name in **TO**, or for an
 //!   address the name of its certificate, if one is given. CoreDNS speaks HTTP/1.1, too, follows redirects, uses the
 //!   environment's proxies, checks neither status nor type, ignores `Age`, refuses a path in **TO**, and always has the
 //!   address as the host.
@@ -76,17 +76,17 @@
 //! Syntax: `forward FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names; of a
 //! network for several reverse zones only the first zone counts. **TO** is an upstream; there can be 15, and duplicates
 //! count once: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS
-//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with HTTPS
-//! (`https://192.0.2.1`, port 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a file with
-//! `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place of an address
-//! (`https://dns.example.com`), for each of its addresses.
+//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with
+//! HTTPS (`https://192.0.2.1`, port 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a
+//! file with `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place
+//! of an address (`https://dns.example.com`), for each of its addresses.
 //!
 //! | option | default | meaning |
 //! |---|---|---|
 //! | `except ZONES...` | | names in these zones go to the next plugin; may be repeated |
 //! | `force_tcp` | | upstreams are asked by TCP. Without it a query goes on by the transport that it came by |
 //! | `prefer_udp` | | queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence |
-//! | `doh_method GET\|POST` | `POST` | the method of queries by HTTPS; HTTP caches on the way keep only answers to GET |
+//! | `doh_method GET\|POST` | `POST` | the method of queries by HTTPS; HTTP caches keep only answers to GET |
 //! | `expire DURATION` | 10s | TCP connections that were idle for this time are closed |
 //! | `max_age DURATION` | 0: no limit | TCP connections older than this, at least `expire`, aren't used any more |
 //! | `max_idle_conns NUMBER` | 0: 100 | idle connections to keep for each upstream |

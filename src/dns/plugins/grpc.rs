@@ -4,9 +4,9 @@
 //!
 //! # Description
 //!
-//! As [*forward*](#forward), by the call `Query` of `coredns.dns.DnsService`, which blocks with `grpc://` of CoreDNS and
-//! of lb-linker answer ([*grpc_server*](#grpc_server)). Queries share connections of HTTP/2, as *forward* by HTTPS. An
-//! upstream that is silent for 0.5 s isn't waited for alone: the next one is asked, too. There are no health checks.
+//! As [*forward*](#forward), by the call `Query` of `coredns.dns.DnsService`, which `grpc://` blocks of CoreDNS answer.
+//! Queries share connections of HTTP/2, as with *forward* by HTTPS. If an upstream is silent for 0.5 s, the next one is
+//! asked, too. There are no health checks.
 //!
 //! Differences from CoreDNS: there an upstream is asked only after the one before has failed, for 5 s in all, and an
 //! answer to another question is FORMERR, here a failure of the upstream. `unix://` isn't supported. Identical queries
@@ -16,8 +16,8 @@
 //! # Syntax
 //!
 //! Syntax: `grpc FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names. **TO** is an
-//! address with or without a port (`192.0.2.1:9005`; the default is 53), or a file with `nameserver` lines; there can be
-//! 15. The plugin can be there once in a block.
+//! address with or without a port (`192.0.2.1:9005`; the default is 53), or a file with `nameserver` lines; there can
+//! be 15. The plugin can be there once in a block.
 //!
 //! | option | default | meaning |
 //! |---|---|---|

@@ -30,8 +30,8 @@ pub(in crate::dns::plugins) enum AddressOrHost {
 }
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-const EXPECTED_FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tls://192.0.2.1%dns.example.com or https://192.0.2.1/dns-query, a \
-     file like /etc/resolv.conf, or a host's name";
+const EXPECTED_FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tls://192.0.2.1%dns.example.com or \
+                              https://192.0.2.1/dns-query, a file like /etc/resolv.conf, or a host's name";
 
 /// Returns the upstreams of a word: several if the word is a file.
 pub(in crate::dns::plugins) fn destinations(
@@ -73,8 +73,8 @@ pub(in crate::dns::plugins) fn destinations(
     parts.at_host(scheme, word).map(|destination| vec![destination])
 }
 
-/// Returns the servers that resolve the host names of upstreams: the `named` ones, or those of resolv.conf, without this
-/// block itself. None means the system's resolver.
+/// Returns the servers that resolve the host names of upstreams: the `named` ones, or those of resolv.conf, without
+/// this block itself. None means the system's resolver.
 ///
 /// # Errors
 /// If there is no other server.
@@ -165,8 +165,8 @@ impl<'a> Parts<'a> {
                 Ok(plain(SocketAddrV6::new(ip, port, 0, scope).into()))
             }
             (Some(zone), IpAddr::V4(_)) => Err(word.error(format!(
-                "%{zone} is a network interface after an IPv6 address, or a certificate's name with tls:// and https://; \
-                 it isn't allowed here"
+                "%{zone} is a network interface after an IPv6 address, or a certificate's name with tls:// and \
+                 https://; it isn't allowed here"
             ))),
         }
     }

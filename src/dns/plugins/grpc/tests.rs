@@ -10,8 +10,8 @@ use crate::dns::plugins::tests::fake_upstream::{address, error};
 use crate::dns::plugins::tests::support::TestServer;
 use crate::held_port::HeldPort;
 
-/// An upstream that answers by gRPC: names below `none` don't exist, for names below `gone` the status is NOT_FOUND, and
-/// for names below `broken` UNAVAILABLE.
+/// An upstream that answers by gRPC: names below `none` don't exist, for names below `gone` the status is NOT_FOUND,
+/// and for names below `broken` UNAVAILABLE.
 struct GrpcUpstream {
     address: SocketAddr,
     _tasks: JoinSet<()>,
@@ -133,13 +133,19 @@ fn invalid_lines_are_rejected_with_their_position() {
         ("grpc . unix:///run/dns", format!("2:8: \"unix:///run/dns\" isn't {expected}")),
         ("grpc . grpc://192.0.2.1", format!("2:8: \"grpc://192.0.2.1\" isn't {expected}")),
         ("grpc . dns.example", format!("2:8: \"dns.example\" isn't {expected}")),
-        ("grpc . 192.0.2.1\ngrpc . 192.0.2.1", "3:1: grpc can be there only once in a block, and it is on line 2 already".to_owned()),
+        (
+            "grpc . 192.0.2.1\ngrpc . 192.0.2.1",
+            "3:1: grpc can be there only once in a block, and it is on line 2 already".to_owned(),
+        ),
         (
             "grpc . 192.0.2.1 {\nhealth_check 1s\n}",
             "3:1: grpc has no option \"health_check\"; its options are except, fallthrough, policy, tls, tls_servername"
                 .to_owned(),
         ),
-        ("grpc . 192.0.2.1 {\ntls /nowhere/ca.pem\n}", "3:5: /nowhere/ca.pem: No such file or directory (os error 2)".to_owned()),
+        (
+            "grpc . 192.0.2.1 {\ntls /nowhere/ca.pem\n}",
+            "3:5: /nowhere/ca.pem: No such file or directory (os error 2)".to_owned(),
+        ),
     ] {
         assert_eq!(TestServer::error(lines), format!("Corefile:{error}"), "{lines}");
     }

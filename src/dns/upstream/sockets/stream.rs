@@ -178,8 +178,8 @@ impl Connections {
     }
 
     /// Ends the sharing of connections because a query over this shared connection has waited for long since `sent`: if no
-    /// reply has come since, or none was ever out of order, the upstream may answer in order by now. Returns whether the
-    /// query may still wait: by HTTP/2 a reply since then shows that the connection works.
+    /// reply has come since, or none was ever out of order, the upstream may answer in order by now. Returns whether
+    /// the query may still wait: by HTTP/2 a reply since then shows that the connection works.
     pub(crate) fn doubt(&self, shared: &UpstreamSocket, sent: Instant) -> bool {
         let pool = &mut *self.pool.lock();
         let queries = shared.queries.lock();

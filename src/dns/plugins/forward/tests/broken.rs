@@ -4,9 +4,9 @@ use super::TestServer;
 
 const TO: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tls://192.0.2.1%dns.example.com or \
                   https://192.0.2.1/dns-query, a file like /etc/resolv.conf, or a host's name";
-const OPTIONS: &str = "doh_method, except, expire, failfast_all_unhealthy_upstreams, failover, force_tcp, health_check, max_age, \
-                       max_concurrent, max_connect_attempts, max_fails, max_idle_conns, next, next_on_nodata, policy, \
-                       prefer_udp, read_timeout, resolver, source_address, tls, tls_servername";
+const OPTIONS: &str = "doh_method, except, expire, failfast_all_unhealthy_upstreams, failover, force_tcp, \
+                       health_check, max_age, max_concurrent, max_connect_attempts, max_fails, max_idle_conns, next, \
+                       next_on_nodata, policy, prefer_udp, read_timeout, resolver, source_address, tls, tls_servername";
 
 #[test]
 fn invalid_line_is_rejected_with_its_position() {
@@ -16,19 +16,20 @@ fn invalid_line_is_rejected_with_its_position() {
         ("forward a..b 192.0.2.1", "9: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
         (
             "forward . grpc://192.0.2.1",
-            "11: grpc:// is no way to reach an upstream; there are dns:// (UDP and TCP), tls:// (RFC 7858) and https:// \
-             (RFC 8484)"
+            "11: grpc:// is no way to reach an upstream; there are dns:// (UDP and TCP), tls:// (RFC 7858) and \
+             https:// (RFC 8484)"
                 .to_owned(),
         ),
         (
             "forward . https://192.0.2.1/dns-query{?dns}",
-            "11: \"/dns-query{?dns}\" isn't a path such as /dns-query; it has no parameters, and doh_method GET adds the \
-             parameter dns"
+            "11: \"/dns-query{?dns}\" isn't a path such as /dns-query; it has no parameters, and doh_method GET adds \
+             the parameter dns"
                 .to_owned(),
         ),
         (
             "forward . https://192.0.2.1?dns",
-            "11: \"?dns\" isn't a path such as /dns-query; it has no parameters, and doh_method GET adds the parameter dns"
+            "11: \"?dns\" isn't a path such as /dns-query; it has no parameters, and doh_method GET adds the \
+             parameter dns"
                 .to_owned(),
         ),
         ("forward . https:///dns-query", format!("11: \"https:///dns-query\" isn't {TO}")),

@@ -1,5 +1,5 @@
-//! Connections by HTTP/2, for DNS over HTTPS (RFC 8484) and over gRPC. Each query is a request of its own, so a slow one
-//! delays no other one.
+//! Connections by HTTP/2, for DNS over HTTPS (RFC 8484) and over gRPC. Each query is a request of its own, so a slow
+//! one delays no other one.
 
 use std::future::poll_fn;
 use std::io;
@@ -147,7 +147,7 @@ fn builder() -> Builder {
     builder
 }
 
-/// Returns the reply to a query, or the error of its request; `None` if the query is given up. Then its stream is reset.
+/// Returns the reply to a query, or the error of its request; `None` if the query is given up, which resets its stream.
 async fn answer(
     OutgoingQuery { id, bytes, given_up }: OutgoingQuery,
     sender: SendRequest<Bytes>,
@@ -178,8 +178,8 @@ async fn exchange(
     Ok(parse_reply(query, &message))
 }
 
-/// Reads a body and its trailers. The window of its stream isn't enlarged, and that of the connection only at its end, so that unfinished
-/// bodies take limited memory.
+/// Reads a body and its trailers. The window of its stream isn't enlarged, and that of the connection only at its end,
+/// so that unfinished bodies take limited memory.
 async fn read(mut body: RecvStream) -> io::Result<(Vec<u8>, Option<HeaderMap>)> {
     let mut bytes = Vec::new();
     while let Some(data) = body.data().await {

@@ -118,8 +118,8 @@ async fn is_answered(query: &SentQuery) -> bool {
     matches!(reply(query).await, Ok(UpstreamReply::Answer(_)))
 }
 
-/// Serves a connection, on which the client may have `streams` requests at a time, until the connection ends or a message
-/// to end it comes.
+/// Serves a connection, on which the client may have `streams` requests at a time, until the connection ends or a
+/// message to end it comes.
 fn serve(end: TcpStream, streams: u32) -> (UnboundedReceiver<Asked>, oneshot::Sender<()>, JoinHandle<()>) {
     let (sender, receiver) = unbounded_channel();
     let (end_it, mut ending) = oneshot::channel();
