@@ -7,7 +7,7 @@ use super::error::ConfigError;
 use super::flags::Flags;
 use super::upstream_flag::UpstreamSpec;
 use crate::dns::corefile::resolv_conf;
-use crate::dns::server::config::is_own_listener;
+use crate::dns::net::interfaces::is_own_listener;
 
 impl Flags {
     /// Returns the resolvers that commands without listeners can ask by plain DNS.

@@ -6,7 +6,7 @@ pub(crate) mod arpa;
 mod compress;
 pub(crate) mod ede;
 pub mod encode;
-pub(crate) mod freshness;
+pub mod freshness;
 pub mod grpc;
 pub mod header;
 pub mod presentation;

@@ -24,7 +24,8 @@
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, grpc_server, https, timeouts,
 //! multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64,
 //! any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer,
-//! hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
+//! hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, grpc, erratic,
+//! whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -41,6 +42,7 @@ mod bufsize;
 pub(crate) mod cache;
 mod cancel;
 mod chaos;
+mod client_tls;
 mod clients;
 mod debug;
 mod dns64;
@@ -48,6 +50,7 @@ mod erratic;
 mod errors;
 mod file;
 mod forward;
+mod grpc;
 mod grpc_server;
 mod header;
 mod health;
@@ -155,7 +158,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("etcd", None),
     ("loop", Some(r#loop::set_up)),
     ("forward", Some(forward::set_up)),
-    ("grpc", None),
+    ("grpc", Some(grpc::set_up)),
     ("erratic", Some(erratic::set_up)),
     ("whoami", Some(whoami::set_up)),
     ("on", None),

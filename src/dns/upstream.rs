@@ -8,6 +8,7 @@ pub(crate) mod error;
 pub(crate) mod exchange;
 pub mod group;
 pub(crate) mod health;
+pub(crate) mod http;
 pub(crate) mod lookup_origin;
 pub(crate) mod metrics;
 pub(crate) mod policy;

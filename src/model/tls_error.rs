@@ -149,6 +149,9 @@ fn of_alert(alert: AlertDescription) -> String {
             "it accepts none of lb-linker's cipher suites, or requires a client certificate"
         }
         AlertDescription::UnrecognisedName => "it has no certificate for the name that it was asked for",
+        AlertDescription::NoApplicationProtocol => {
+            "it speaks none of the protocols that lb-linker offers (ALPN), such as HTTP/2"
+        }
         alert => return format!("it ended the TLS connection: {alert:?}"),
     };
     text.to_owned()

@@ -29,13 +29,13 @@ use crate::harness::{EVENT_TIMEOUT, eventually, replace_file};
 use crate::tls::{Certificates, client_config};
 
 /// The memory limit of `deploy/20-deployment.yaml`, in KiB.
-const MEMORY_LIMIT: usize = 256 << 10;
+pub(crate) const MEMORY_LIMIT: usize = 256 << 10;
 const QUESTION: &str = "a.test. A";
 const MAX_CONNECTIONS: usize = 40;
 /// The size of a body in bytes that no client needs.
 const LARGE: usize = 100_000_000;
 /// The ports of lb-linker other than those for DNS.
-const HTTP_PORTS: &str = "prometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n";
+pub(crate) const HTTP_PORTS: &str = "prometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n";
 
 /// A client of DNS over HTTPS.
 pub(crate) enum Client {
@@ -237,7 +237,7 @@ const END_HEADERS: u8 = 4;
 const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }

@@ -34,6 +34,7 @@ mod gateway_routes;
 #[allow(dead_code, reason = "the benches use the rest of it")]
 mod harness;
 mod https;
+mod https_upstreams;
 mod instances;
 mod k8s_gateway;
 mod laptop;

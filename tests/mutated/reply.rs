@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hickory_proto::op::{Message, MessageType, Metadata, OpCode, Query};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use lb_linker::dns::message::encode::encode;
+use lb_linker::dns::message::freshness::reduce_ttls;
 use lb_linker::dns::message::records::Records;
 use lb_linker::dns::message::reply::Reply as Answer;
 use lb_linker::dns::message::sections::Sections;
@@ -35,6 +36,7 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
         UpstreamReply::Truncated(message) => ("truncated", message),
         UpstreamReply::Answer(message) => ("answer", message),
     };
+    check_aged(&asked, bytes, &message).map_err(|rule| format!("{rule}\n{bytes:02x?}"))?;
     let zone = Name::from_ascii("lb.internal.").unwrap();
     let ours = |name: &Name| zone.zone_of(name);
     let step = |name: &Name| if ours(name) { ChainStep::LinkZone } else { ChainStep::InAnswer };
@@ -54,6 +56,25 @@ pub fn try_reply(bytes: &[u8]) -> Result<&'static str, String> {
 
 fn ensure(holds: bool, rule: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(rule.to_owned()) }
+}
+
+/// Checks the same reply from an HTTP cache, in which it was for some time (RFC 8484 section 5.1).
+fn check_aged(asked: &[u8], bytes: &[u8], message: &WireMessage) -> Result<(), String> {
+    for age in [0, 1, 100, u32::MAX] {
+        let mut aged = bytes.to_vec();
+        reduce_ttls(&mut aged, age);
+        ensure(age > 0 || aged == bytes, "without an age, the reply stays the same")?;
+        ensure(aged.len() == bytes.len(), "its length stays the same")?;
+        if let UpstreamReply::Answer(aged) | UpstreamReply::Truncated(aged) =
+            parse_datagram(asked, &aged, false)
+        {
+            let limit = message.lowest_ttl().map(|ttl| ttl.saturating_sub(age));
+            // A malformed name may lead into a TTL, and its record be left out then.
+            let has_all = Section::ALL.iter().all(|section| aged.count(*section) == message.count(*section));
+            ensure(!has_all || aged.lowest_ttl() <= limit, "the lowest TTL is reduced by the age")?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks that all used records belong to the chain, and that the end of the chain is allowed.

@@ -1,6 +1,6 @@
 //! The network interfaces of this host, and their addresses.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -34,4 +34,42 @@ pub fn interfaces() -> nix::Result<Vec<Interface>> {
 pub fn is_own(ip: IpAddr) -> bool {
     // All of 127.0.0.0/8 is local, but the interfaces list only one address of it.
     ip.is_loopback() || interfaces().is_ok_and(|all| all.iter().any(|interface| interface.ip == Some(ip)))
+}
+
+/// Returns whether packets for `upstream` arrive at `listen`.
+#[must_use]
+pub fn is_own_listener(listen: SocketAddr, upstream: SocketAddr) -> bool {
+    let loopback = |ip: IpAddr| match ip.to_canonical() {
+        // The kernel sends packets for the unspecified address to the local host.
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
+    let of_all = ours.is_unspecified() && (ours.is_ipv6() || theirs.is_ipv4());
+    listen.port() == upstream.port() && (ours == theirs || of_all && is_own(theirs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstream_at_own_listener_is_recognized() {
+        for (listen, upstream, expected) in [
+            ("[::]:53", "127.0.0.1:53", true),
+            ("[::]:53", "0.0.0.0:53", true),
+            ("0.0.0.0:53", "127.0.0.1:53", true),
+            ("0.0.0.0:53", "[::1]:53", false),
+            ("[::]:53", "127.0.0.1:54", false),
+            ("[::]:53", "192.0.2.1:53", false),
+            ("127.0.0.1:53", "127.0.0.2:53", false),
+        ] {
+            assert_eq!(
+                is_own_listener(listen.parse().unwrap(), upstream.parse().unwrap()),
+                expected,
+                "{listen} {upstream}"
+            );
+        }
+    }
 }

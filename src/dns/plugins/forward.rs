@@ -4,7 +4,7 @@
 //!
 //! # Description
 //!
-//! Queries for names in a zone go to one of the upstreams, by UDP, TCP or TLS, and the upstream's answer goes to the
+//! Queries for names in a zone go to one of the upstreams, by UDP, TCP, TLS or HTTPS, and its answer goes to the
 //! client with all its records, whatever their types; only a record with a malformed owner, or a malformed compressed
 //! name in its data, is left out. If an upstream doesn't answer, the next one is asked. If the attempts are used up, or
 //! 5 seconds have passed, the client gets SERVFAIL. An error code is an answer, too, so no other upstream is asked,
@@ -57,29 +57,36 @@
 //!   first, up to 8 queries share a connection (RFC 7766), until a shared one is silent for 300 ms. An upstream such as
 //!   CoreDNS, which answers in order, would let each query wait for the slowest one before it.
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
-//!   succeeds.
+//!   succeeds. A resolver that is the block's own listener is left out: without an upstream it has no answer.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code
 //!   but NXDOMAIN and YXDOMAIN.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops it.
 //! - An upstream that is the block's own listener is rejected; CoreDNS leaves that to *loop*.
 //! - The query `. NS` is answered within 0.5 s, if need be with SERVFAIL: a CoreDNS that forwards to lb-linker uses it
 //!   as a health check with a timeout of 1 s.
-//! - Upstreams by HTTPS (`https://`) aren't supported, nor is *doh_method*.
+//! - By HTTPS, HTTP/2 is required, and up to 100 queries share a connection, or fewer if the upstream says so. An
+//!   answer, also to a check, has the status 200, the type `application/dns-message` and at most 65,535 bytes; its TTLs
+//!   are reduced by the header `Age` (RFC 8484 section 5.1). The host of the requests is the host name in **TO**, or for an
+//!   address the name of its certificate, if one is given. CoreDNS speaks HTTP/1.1, too, follows redirects, uses the
+//!   environment's proxies, checks neither status nor type, ignores `Age`, refuses a path in **TO**, and always has the
+//!   address as the host.
 //!
 //! # Syntax
 //!
 //! Syntax: `forward FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names; of a
 //! network for several reverse zones only the first zone counts. **TO** is an upstream; there can be 15, and duplicates
 //! count once: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS
-//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), a file with
-//! `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name, for each of its
-//! addresses.
+//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with
+//! HTTPS (`https://192.0.2.1`, port 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a
+//! file with `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place
+//! of an address (`https://dns.example.com`), for each of its addresses.
 //!
 //! | option | default | meaning |
 //! |---|---|---|
 //! | `except ZONES...` | | names in these zones go to the next plugin; may be repeated |
 //! | `force_tcp` | | upstreams are asked by TCP. Without it a query goes on by the transport that it came by |
 //! | `prefer_udp` | | queries that came by TCP are sent by UDP first, too. `force_tcp` takes precedence |
+//! | `doh_method GET\|POST` | `POST` | the method of queries by HTTPS; HTTP caches keep only answers to GET |
 //! | `expire DURATION` | 10s | TCP connections that were idle for this time are closed |
 //! | `max_age DURATION` | 0: no limit | TCP connections older than this, at least `expire`, aren't used any more |
 //! | `max_idle_conns NUMBER` | 0: 100 | idle connections to keep for each upstream |
@@ -94,7 +101,7 @@
 //! | `next RCODES...` | | answers with such a code (`NXDOMAIN`) are discarded, and the next *forward* line is asked, if there is one |
 //! | `next_on_nodata` | | the same for NOERROR with an empty answer section |
 //! | `tls [CERT KEY] [CA]` | the system's CAs | up to three PEM files: **CA** verifies the upstreams; **CERT** and **KEY** are lb-linker's own. TLS 1.2 and 1.3 |
-//! | `tls_servername NAME` | the address | the name that the certificates of all upstreams have to be valid for; not with a name in **TO** |
+//! | `tls_servername NAME` | the address; by HTTPS the host | the name that the certificates of all upstreams have to be valid for; not with a name after % |
 //! | `source_address IP` | | the source address of queries and checks |
 //! | `resolver IP[:PORT]...` | `/etc/hosts`, `/etc/resolv.conf` | the servers that resolve the host names in **TO** |
 //!
@@ -117,10 +124,10 @@
 //! }
 //! ```
 
-mod options;
+pub(super) mod options;
 #[cfg(test)]
 mod tests;
-mod to;
+pub(super) mod to;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -152,6 +159,7 @@ use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::shared_lookups::SharedLookups;
 use options::{ParsedOptions, parse};
+use to::host_resolvers;
 
 const NAME: &str = "forward";
 
@@ -160,7 +168,7 @@ const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The plugin `forward`, for one line of the Corefile.
 #[derive(Debug)]
-struct Forward {
+pub(super) struct Forward {
     from: Name,
     except: ZoneSet,
     upstreams: Arc<UpstreamGroup>,
@@ -180,7 +188,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let upstreams = Arc::new(UpstreamGroup::new(known(&to), options));
         setup.builder.upstreams.extend(addresses);
         if to.iter().any(|to| matches!(to, UpstreamAddr::Host(..))) {
-            let upstreams = Arc::clone(&upstreams);
+            let (upstreams, resolvers) = (Arc::clone(&upstreams), host_resolvers(resolvers, line, setup)?);
             setup.add_task(move |_, stop| resolve(upstreams, to, resolvers, stop));
         }
         // The plugin after the last line isn't `forward`.
@@ -244,7 +252,25 @@ impl AccessRule for Forward {
 }
 
 impl Forward {
-    fn is_for(&self, name: &Name) -> bool {
+    /// Returns a plugin that passes no answer on to the next line.
+    pub(super) fn new(
+        from: Name,
+        except: ZoneSet,
+        upstreams: UpstreamGroup,
+        loop_state: Option<Arc<LoopState>>,
+    ) -> Self {
+        Self {
+            from,
+            except,
+            upstreams: Arc::new(upstreams),
+            look_ups: SharedLookups::default(),
+            next_rcodes: Vec::new(),
+            next_on_nodata: false,
+            loop_state,
+        }
+    }
+
+    pub(super) fn is_for(&self, name: &Name) -> bool {
         // As in CoreDNS, `except` can't exclude the zone itself.
         (self.from.is_root() || self.from.zone_of(name))
             && (!self.except.contains(name) || self.from == *name)

@@ -12,7 +12,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
     ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("geoip", "isn't supported; it only sets labels for the plugin metadata: leave it out"),
-    ("grpc", "isn't supported; forward by tls:// is encrypted, too"),
     ("https3", "isn't supported yet; serve https://, or put a proxy such as dnsdist before this server"),
     ("nomad", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("on", "isn't supported; run the command beside lb-linker, for example in a container of its own"),

@@ -16,7 +16,7 @@ use crate::dns::corefile::{
 };
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::net::interfaces::is_own;
+use crate::dns::net::interfaces::is_own_listener;
 use crate::dns::plugins::build;
 use crate::dns::plugins::link_zones::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, LinkLine, ServerContext};
@@ -165,20 +165,6 @@ pub fn build_all(
         [check_upstreams(blocks, listeners), check_cluster_zones(blocks, listeners), check_http(blocks)];
     checks.into_iter().collect::<Result<(), _>>().map_err(|error| vec![error])?;
     Ok(configuration)
-}
-
-/// Returns whether packets for `upstream` arrive at `listen`.
-#[must_use]
-pub fn is_own_listener(listen: SocketAddr, upstream: SocketAddr) -> bool {
-    let loopback = |ip: IpAddr| match ip.to_canonical() {
-        // The kernel sends packets for the unspecified address to the local host.
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    let (ours, theirs) = (listen.ip().to_canonical(), loopback(upstream.ip()));
-    let of_all = ours.is_unspecified() && (ours.is_ipv6() || theirs.is_ipv4());
-    listen.port() == upstream.port() && (ours == theirs || of_all && is_own(theirs))
 }
 
 /// Checks that no block has its own listener as an upstream. The listener of another block is allowed.

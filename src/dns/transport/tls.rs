@@ -24,7 +24,7 @@ use crate::model::tls_error::of_own;
 /// client.
 const ALPN: &[u8] = b"dot";
 /// The ALPN identifiers of HTTP/2 and HTTP/1.1.
-pub(super) const ALPN_HTTP2: &[u8] = b"h2";
+pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 const ALPN_HTTP1: &[u8] = b"http/1.1";
 
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
+use super::http::{HttpClient, HttpFormat, HttpRequests};
+
 #[derive(Clone, Debug)]
 pub struct UpstreamEndpoint {
     pub address: SocketAddr,
@@ -18,6 +20,8 @@ pub enum Transport {
     Udp,
     Tcp,
     Tls(TlsClient),
+    /// DNS over HTTPS or over gRPC.
+    Http(HttpClient),
 }
 
 #[derive(Clone)]
@@ -30,6 +34,14 @@ pub struct TlsClient {
 impl UpstreamEndpoint {
     pub(crate) fn new(address: SocketAddr, transport: &Transport) -> Self {
         Self { address, transport: transport.clone() }
+    }
+
+    /// Returns what makes the requests, if the upstream is asked by HTTP.
+    pub(crate) fn requests(&self) -> Option<HttpRequests> {
+        match &self.transport {
+            Transport::Http(client) => Some(client.requests_to(self.address)),
+            Transport::Udp | Transport::Tcp | Transport::Tls(_) => None,
+        }
     }
 }
 
@@ -50,6 +62,16 @@ impl fmt::Display for UpstreamEndpoint {
         match &self.transport {
             Transport::Tls(client) => {
                 write!(f, "tls://{} ({})", self.address, client.name_at(self.address).to_str())
+            }
+            Transport::Http(HttpClient { tls, format, .. }) => {
+                match format {
+                    HttpFormat::Dns { path, .. } => write!(f, "https://{}{path}", self.address)?,
+                    HttpFormat::Grpc => write!(f, "grpc://{}", self.address)?,
+                }
+                match tls {
+                    Some(tls) => write!(f, " ({})", tls.name_at(self.address).to_str()),
+                    None => Ok(()),
+                }
             }
             Transport::Udp | Transport::Tcp => self.address.fmt(f),
         }

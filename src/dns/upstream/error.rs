@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::http::HttpRefusal;
 use super::socket_budget::NoSocket;
 use crate::dns::net::is_out_of_resources;
 use crate::model::tls_error;
@@ -91,6 +92,11 @@ impl ExchangeError {
     /// the upstream.
     pub(crate) fn is_shortage(&self) -> bool {
         is_out_of_resources(&self.error) || self.error.get_ref().is_some_and(|error| error.is::<NoSocket>())
+    }
+
+    /// Returns whether the upstream has answered by HTTP, but not with a DNS message. Another connection wouldn't help.
+    pub(crate) fn is_http_refusal(&self) -> bool {
+        self.error.get_ref().is_some_and(|error| error.is::<HttpRefusal>())
     }
 
     /// Returns whether the deadline has passed. A connection that the kernel gave up (ETIMEDOUT) failed before it.

@@ -1,4 +1,4 @@
-//! An exchange: one query to one upstream, by UDP, TCP or TLS.
+//! An exchange: one query to one upstream, by UDP, TCP, TLS or HTTPS.
 
 use std::future::poll_fn;
 use std::io;
@@ -10,8 +10,10 @@ use std::time::Duration;
 use futures::future::select_ok;
 use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
-use tokio::net::TcpSocket;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::MutexGuard;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 use tracing::debug;
 
@@ -27,7 +29,9 @@ use crate::dns::message::validity::Section;
 use crate::dns::message::wire::WireMessage;
 use crate::dns::net::late_timer::LateTimer;
 use crate::dns::net::shared_runtime::on_shared_runtime;
-use crate::dns::upstream::endpoint::Transport;
+use crate::dns::transport::tls::ALPN_HTTP2;
+use crate::dns::upstream::endpoint::{TlsClient, Transport};
+use crate::dns::upstream::http::{HttpClient, HttpFormat};
 use crate::model::tls_error;
 
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
@@ -36,6 +40,7 @@ const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reused connection may be silent before a new one is tried: the other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
+const NO_HTTP2: &str = "tls: it doesn't offer HTTP/2 (ALPN h2)";
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExchangeTimes {
@@ -70,8 +75,8 @@ pub(crate) async fn ping(
     let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, limiter };
     // Each check opens a new socket, because an open one may be the problem. This isn't counted as a miss of the pool.
     let (reply, network, local) = if by_tcp {
-        let (reply, local) =
-            attempt.reply_by_new_connection(&question.encode(false), quota.take(), true).await?;
+        let query = attempt.send_by_new_connection(&question.encode(false), quota.take(), true).await?;
+        let (reply, local) = attempt.reply_by_connection(query).await?;
         (reply, "tcp", local)
     } else {
         (attempt.by_udp(false, true, now).await?, "udp", None)
@@ -103,6 +108,8 @@ impl Upstream {
     fn count_socket(&self, was_open: bool, by_stream: bool) {
         let protocol = match self.endpoint.transport {
             Transport::Tls(_) => "tcp-tls",
+            Transport::Http(HttpClient { format: HttpFormat::Dns { .. }, .. }) => "https",
+            Transport::Http(HttpClient { format: HttpFormat::Grpc, .. }) => "grpc",
             Transport::Udp if !by_stream => "udp",
             Transport::Udp | Transport::Tcp => "tcp",
         };
@@ -125,17 +132,30 @@ impl Upstream {
         let stream = socket.connect(self.endpoint.address).await?;
         stream.set_nodelay(true)?;
         Ok(match &self.endpoint.transport {
-            Transport::Udp | Transport::Tcp => Either::Left(stream),
-            Transport::Tls(client) => {
-                let tls = client.connector.connect(client.name_at(self.endpoint.address), stream).await;
-                Either::Right(Box::new(tls.map_err(|error| match error.raw_os_error() {
-                    Some(_) => error,
-                    None => io::Error::other(format!(
-                        "tls: {}",
-                        tls_error::explain(&error).unwrap_or_else(|| error.to_string())
-                    )),
-                })?))
+            Transport::Udp | Transport::Tcp | Transport::Http(HttpClient { tls: None, .. }) => {
+                Either::Left(stream)
             }
+            Transport::Tls(client) => Either::Right(self.handshake(client, stream).await?),
+            Transport::Http(HttpClient { tls: Some(client), .. }) => {
+                let tls = self.handshake(client, stream).await?;
+                if tls.get_ref().1.alpn_protocol() != Some(ALPN_HTTP2) {
+                    return Err(io::Error::other(NO_HTTP2));
+                }
+                Either::Right(tls)
+            }
+        })
+    }
+
+    async fn handshake(
+        &self,
+        client: &TlsClient,
+        stream: TcpStream,
+    ) -> io::Result<Box<TlsStream<TcpStream>>> {
+        let tls = client.connector.connect(client.name_at(self.endpoint.address), stream).await;
+        tls.map(Box::new).map_err(|error| match (error.raw_os_error(), tls_error::explain(&error)) {
+            (Some(_), _) => error,
+            (None, Some(why)) => io::Error::other(format!("tls: {why}")),
+            (None, None) => io::Error::other(format!("tls: {error}")),
         })
     }
 }
@@ -327,17 +347,25 @@ impl Attempt<'_> {
         let bytes = &self.question.encode(edns);
         let connections = &self.upstream.connections;
         let begun = self.wait_to_send("tcp", Instant::now()).await?;
-        let asked = connections.ask(bytes, self.quota, begun);
-        let asked = asked.map_err(|error| self.upstream.dialing("tcp").failed(error))?;
+        let dialing = self.upstream.dialing("tcp");
+        let ask = |now| connections.ask(bytes, self.quota, now).map_err(|error| dialing.failed(error));
+        let (mut asked, mut opening) = (ask(begun)?, None);
+        if asked.is_none() {
+            self.progress.begin(dialing, begun);
+            let waiting = timeout_at(self.times.deadline, connections.wait_to_open());
+            opening = waiting.await.map_err(|_| dialing.late())?;
+            asked = if opening.is_some() { ask(Instant::now())? } else { None };
+        }
         let Some((query, is_shared)) = asked else {
-            return self.answer_by_new_connection(bytes, self.quota.take()).await;
+            return self.answer_by_new_connection(bytes, self.quota.take(), opening).await;
         };
+        drop(opening);
         self.upstream.count_socket(true, true);
         let socket = Arc::clone(&query.socket);
         let mut old = Box::pin(async { self.accepted("tcp", self.reply_by_connection(query).await?) });
         match timeout(POOLED_STREAM_TIMEOUT, &mut old).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) if error.is_timeout() => Err(error),
+            Ok(Err(error)) if error.is_timeout() || error.is_http_refusal() => Err(error),
             Ok(Err(_)) => {
                 drop(old);
                 // The other end may have closed the idle connections, too. A shared connection may have been given up
@@ -346,17 +374,17 @@ impl Attempt<'_> {
                     connections.close_idle_since(begun);
                 }
                 self.wait_to_send("tcp", Instant::now()).await?;
-                self.answer_by_new_connection(bytes, self.quota.take()).await
+                self.answer_by_new_connection(bytes, self.quota.take(), None).await
             }
             // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
             // connections stay open.
             Err(_) => {
-                if is_shared {
-                    connections.doubt(&socket, begun);
+                if is_shared && connections.doubt(&socket, begun) {
+                    return old.await;
                 }
                 let new = Box::pin(async {
                     self.wait_to_send("tcp", Instant::now()).await?;
-                    let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare()).await;
+                    let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare(), None).await;
                     // A query that shares a connection may have waited for another query.
                     if outcome.is_ok() && !is_shared {
                         connections.close_idle_since(begun);
@@ -372,19 +400,21 @@ impl Attempt<'_> {
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
+        opening: Option<MutexGuard<'_, ()>>,
     ) -> Result<Arc<WireMessage>, ExchangeError> {
         let permit = permit.inspect(|_| self.upstream.count_socket(false, true));
-        self.accepted("tcp", self.reply_by_new_connection(bytes, permit, false).await?)
+        let query = self.send_by_new_connection(bytes, permit, false).await?;
+        drop(opening);
+        self.accepted("tcp", self.reply_by_connection(query).await?)
     }
 
-    /// Sends the query over a new connection, with `is_alone` over one of its own. Returns the reply, and the local address
-    /// of the connection.
-    async fn reply_by_new_connection(
+    /// Sends the query over a new connection, with `is_alone` over one of its own.
+    async fn send_by_new_connection(
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
         is_alone: bool,
-    ) -> Result<(UpstreamReply, Option<SocketAddr>), ExchangeError> {
+    ) -> Result<SentQuery, ExchangeError> {
         let dialing = self.upstream.dialing("tcp");
         let permit = permit.map_err(|error| dialing.failed(error))?;
         self.progress.begin(dialing, Instant::now());
@@ -392,7 +422,7 @@ impl Attempt<'_> {
             Ok(stream) => stream.map_err(|error| dialing.failed(error))?,
             Err(_) => return Err(dialing.late()),
         };
-        self.reply_by_connection(self.upstream.connections.ask_over(stream, permit, bytes, is_alone)).await
+        Ok(self.upstream.connections.ask_over(stream, permit, bytes, is_alone))
     }
 
     /// Waits for the reply to a query over a connection. Returns it, and the local address of the connection.

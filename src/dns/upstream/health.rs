@@ -56,8 +56,12 @@ impl Upstream {
         let sockets = options.sockets.target_limit() / 4;
         let target_checks = options.max_concurrent.min(sockets).clamp(1, MAX_TARGET_CHECKS);
         Self {
+            connections: Connections::new(
+                options.pool_config,
+                Arc::clone(&options.sockets),
+                endpoint.requests(),
+            ),
             endpoint,
-            connections: Connections::new(options.pool_config, Arc::clone(&options.sockets)),
             sockets: UdpSockets::default(),
             budget: Arc::clone(&options.sockets),
             reply_timeout: options.read_timeout,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::dns::message::upstream_reply::UpstreamReply;
@@ -61,6 +61,8 @@ struct WaitingQuery {
     sent: Instant,
     reply: Option<io::Result<UpstreamReply>>,
     waker: Option<Waker>,
+    /// Dropped with the query, which ends its stream of HTTP/2.
+    stream: Option<oneshot::Sender<()>>,
 }
 
 /// A query under way on a socket. Dropping it gives the query up.
@@ -106,7 +108,8 @@ impl UpstreamSocket {
         queries.is_retired |= queries.number == queries.max_number;
         let reply = queries.is_closed.then(|| Err(closed()));
         queries.unanswered += usize::from(reply.is_none());
-        let query = WaitingQuery { bytes, number: queries.number, sent: now, reply, waker: None };
+        let query =
+            WaitingQuery { bytes, number: queries.number, sent: now, reply, waker: None, stream: None };
         queries.by_id.insert(id, query);
         self.queue(queries, id);
         SentQuery { socket: Arc::clone(self), id, sent: now }

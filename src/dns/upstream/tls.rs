@@ -7,7 +7,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use crate::dns::transport::tls::{TlsError, certificates, system_roots};
+use crate::dns::transport::tls::{ALPN_HTTP2, TlsError, certificates, system_roots};
 use crate::model::tls_error::of_own;
 
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +59,14 @@ pub fn connector(
         }
     };
     Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// Returns a connector for HTTP/2 with the certificates of this one.
+#[must_use]
+pub fn http2_connector(tls: &TlsConnector) -> TlsConnector {
+    let mut config = ClientConfig::clone(tls.config());
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+    Arc::new(config).into()
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -157,6 +157,71 @@ pub const GROUPS: &[Group] = &[
             rcode-10.odd. A",
     },
     Group {
+        name: "forward: HTTPS",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                forward a.example.org https://{$HTTPS} {
+                    tls {$CA}
+                    doh_method GET
+                    health_check 1s no_rec domain example.org
+                }
+                forward b.example.org https://{$DEAD} https://{$HTTPS} {
+                    tls {$CA}
+                    policy sequential
+                    doh_method POST
+                }
+                forward . https://{$HTTPS} {
+                    tls {$CA}
+                    tls_servername dns.example
+                    expire 1s
+                    max_idle_conns 2
+                    max_concurrent 100
+                }
+            }",
+        files: &[],
+        questions: "
+            a.example.org. A each
+            b.example.org. AAAA each
+            nowhere.example.org. A each
+            a.example.org. AAAA each
+            big.example.org. A tcp
+            giant.example.org. TXT tcp
+            x.servfail.test. A each
+            example.org. SOA
+            example.org. MX
+            svc.example.org. HTTPS
+            a.example.org. A nord
+            a.example.org. A cd ad edns do
+            big.example.org. A edns=65535",
+    },
+    Group {
+        name: "grpc",
+        corefile: "
+            .:{$PORT} {
+                bind 127.0.0.1
+                grpc . {$DEAD} {$GRPC} {
+                    policy sequential
+                    except b.example.org
+                    fallthrough wild.example.org org
+                }
+                whoami
+            }",
+        files: &[],
+        questions: "
+            a.example.org. A each
+            big.example.org. A tcp
+            giant.example.org. TXT tcp
+            x.servfail.test. A each
+            example.org. SOA
+            example.org. MX
+            a.example.org. AAAA
+            svc.example.org. HTTPS
+            a.example.org. A nord
+            a.example.org. A cd ad edns do
+            big.example.org. A edns=65535",
+    },
+    Group {
         name: "forward: except and several",
         corefile: "
             .:{$PORT} {

@@ -9,11 +9,14 @@ use hickory_proto::rr::{Name, RData, Record};
 use super::server::{CorefileDir, Program, Server};
 use crate::harness::dns::{FaultyUpstream, address, error};
 use crate::harness::port::HeldPort;
+use crate::tls::Certificates;
 
 /// The upstreams that CoreDNS and the program under test share.
 pub struct Upstreams {
-    /// `{$UPSTREAM}`: a real CoreDNS with zones.
+    /// `{$UPSTREAM}`: a real CoreDNS with zones. `{$HTTPS}`, `{$GRPC}`: a part of it by HTTPS, and by gRPC without TLS.
     pub coredns: Server,
+    /// `{$CA}`: the CA of its certificate for `dns.example` and 127.0.0.1.
+    certificates: Certificates,
     /// `{$ODD}`: an upstream that takes the kind of its answer from the first label of the name.
     pub faulty: FaultyUpstream,
     /// `{$DEAD}`: a port without a server.
@@ -23,15 +26,22 @@ pub struct Upstreams {
 impl Upstreams {
     pub async fn start() -> Self {
         let zones = [("db.example.org", &*example_org()), ("db.192", REVERSE), ("db.cluster", CLUSTER)];
-        let site = CorefileDir::new(CLOUD, &zones);
-        let cloud = Server::start(Program::CoreDns, &site).await;
-        Self { coredns: cloud, faulty: FaultyUpstream::start(odd).await, dead: HeldPort::take().unwrap() }
+        let certificates = Certificates::make();
+        let site = CorefileDir::new(CLOUD, &zones)
+            .with("CERTIFICATE", certificates.file("tls.crt").display())
+            .with("KEY", certificates.file("tls.key").display());
+        let coredns = Server::start(Program::CoreDns, &site).await;
+        let (faulty, dead) = (FaultyUpstream::start(odd).await, HeldPort::take().unwrap());
+        Self { coredns, certificates, faulty, dead }
     }
 
     /// Sets the variables of a Corefile that have the upstreams' addresses.
     pub fn name(&self, site: CorefileDir) -> CorefileDir {
-        let Self { coredns: cloud, faulty: odd, dead } = self;
-        site.with("UPSTREAM", cloud.dns()).with("ODD", odd.address).with("DEAD", dead.local())
+        let Self { coredns, certificates, faulty, dead } = self;
+        let site = site.with("UPSTREAM", coredns.dns()).with("HTTPS", coredns.address("TLS"));
+        let site = site.with("GRPC", coredns.address("READY"));
+        let site = site.with("CA", certificates.file("ca.crt").display());
+        site.with("ODD", faulty.address).with("DEAD", dead.local())
     }
 }
 
@@ -77,6 +87,23 @@ const CLOUD: &str = r#"
     file db.example.org example.org
     file db.192 2.0.192.in-addr.arpa
     file db.cluster cluster.local
+}
+(part) {
+    bind 127.0.0.1
+    header {
+        response set ra
+    }
+    template ANY ANY servfail.test {
+        rcode SERVFAIL
+    }
+    file db.example.org example.org
+}
+https://.:{$TLS} {
+    tls {$CERTIFICATE} {$KEY}
+    import part
+}
+grpc://.:{$READY} {
+    import part
 }
 "#;
 

@@ -1,36 +1,35 @@
 //! Parses a `forward` line.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
-use rustls::RootCertStore;
-use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::NAME;
-use super::to::{AddressOrHost, Destination, destinations, server_name};
+use super::to::{AddressOrHost, Destination, destinations};
 use crate::dns::corefile::{CorefileError, Directive, Position, Scheme, Token, addresses};
 use crate::dns::message::presentation::parse_rcode;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::max_files;
+use crate::dns::plugins::client_tls::ClientTls;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::UpstreamAddr;
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
-use crate::dns::upstream::endpoint::{TlsClient, Transport};
+use crate::dns::upstream::endpoint::Transport;
+use crate::dns::upstream::http::{HttpClient, HttpFormat};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
-use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
 
 /// The maximum number of upstreams of a line, as in CoreDNS.
-const MAX_TO: usize = 15;
+pub(in crate::dns::plugins) const MAX_TO: usize = 15;
 /// The lower and the upper bound of the default of `max_concurrent`.
 const MAX_CONCURRENT: (usize, usize) = (1000, 10_000);
 
-const OPTIONS: [&str; 20] = [
+const OPTIONS: [&str; 21] = [
+    "doh_method",
     "except",
     "expire",
     "failfast_all_unhealthy_upstreams",
@@ -72,29 +71,15 @@ struct OptionsParser {
     next_on_nodata: bool,
     resolvers: Vec<SocketAddr>,
     force_tcp: bool,
-    tls: Tls,
+    doh_by_get: bool,
+    tls: ClientTls,
     options: ForwardOptions,
-}
-
-/// The TLS options for all upstreams of a line.
-#[derive(Default)]
-struct Tls {
-    name: Option<(ServerName<'static>, String)>,
-    roots: Option<RootCertStore>,
-    /// The client certificate and its key.
-    identity: Option<(Pem, Pem)>,
-}
-
-#[derive(Clone)]
-struct Pem {
-    bytes: Vec<u8>,
-    word: Token,
 }
 
 /// Returns the default of `max_concurrent`: about the number of sockets for client queries (see
 /// [`SocketBudget`](crate::dns::upstream::socket_budget::SocketBudget)). For targets of links, which have fewer
 /// sockets, the number of sockets is the limit.
-fn default_max_concurrent() -> usize {
+pub(in crate::dns::plugins) fn default_max_concurrent() -> usize {
     (max_files() / 4).clamp(MAX_CONCURRENT.0, MAX_CONCURRENT.1)
 }
 
@@ -158,7 +143,7 @@ pub(super) fn parse(
 }
 
 /// Returns the zone to forward; as in CoreDNS, the first zone of a network that stands for several zones.
-fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
+pub(in crate::dns::plugins) fn zone(word: &Token, setup: &mut Setup<'_>) -> Result<Name, CorefileError> {
     let zones = addresses(word)?;
     let [first, rest @ ..] = &zones[..] else { return Err(word.unexpected("a zone")) };
     if !rest.is_empty() {
@@ -185,7 +170,8 @@ impl OptionsParser {
             next_on_nodata: false,
             resolvers: Vec::new(),
             force_tcp: false,
-            tls: Tls::default(),
+            doh_by_get: false,
+            tls: ClientTls::default(),
             options,
         }
     }
@@ -219,10 +205,7 @@ impl OptionsParser {
                 options.max_concurrent = if number == 0 { default_max_concurrent() } else { number };
             }
             "tls" => self.tls.take(line, setup)?,
-            "tls_servername" => {
-                let word = line.single_argument("the name in the upstreams' certificates")?;
-                self.tls.name = Some((server_name(&word.text, word)?, word.text.clone()));
-            }
+            "tls_servername" => self.tls.take_name(line)?,
             "policy" => options.policy = policy(line)?,
             "health_check" => options.health_check = health_check(line)?,
             "next" => self.next.extend(rcodes(line)?),
@@ -243,7 +226,7 @@ impl OptionsParser {
                 self.resolvers =
                     line.required_arguments("addresses")?.iter().map(resolver).collect::<Result<_, _>>()?;
             }
-            "doh_method" => return Err(line.unsupported(NAME, &OPTIONS)),
+            "doh_method" => self.doh_by_get = is_get(line)?,
             _ => return Err(line.unknown(NAME, &OPTIONS)),
         }
         Ok(())
@@ -255,20 +238,20 @@ impl OptionsParser {
         word: &Token,
         connector: &mut Option<TlsConnector>,
     ) -> Result<UpstreamAddr, CorefileError> {
-        let Destination { scheme, at, server_name } = destination;
-        let transport = match (scheme, &self.tls.name) {
-            (Scheme::Dns, _) if self.force_tcp => Transport::Tcp,
-            (Scheme::Dns, _) => Transport::Udp,
-            (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
-                return Err(word.error(format!("tls_servername {name:?} is there, too: one name is enough")));
-            }
-            (Scheme::Tls | Scheme::Https | Scheme::Grpc, for_all) => {
-                let connector = match connector {
-                    Some(connector) => connector,
-                    None => connector.insert(self.tls.connector(word)?),
+        let Destination { scheme, at, server_name, path } = destination;
+        let transport = match scheme {
+            Scheme::Dns if self.force_tcp => Transport::Tcp,
+            Scheme::Dns => Transport::Udp,
+            // `destinations` returns no other scheme.
+            Scheme::Tls | Scheme::Grpc => Transport::Tls(self.tls.client(server_name, word, connector)?),
+            Scheme::Https => {
+                let host = match &at {
+                    AddressOrHost::Host(host, _) => Some(host.trim_end_matches('.')),
+                    AddressOrHost::Address(_) => None,
                 };
-                let name = server_name.or_else(|| for_all.as_ref().map(|(name, _)| name.clone()));
-                Transport::Tls(TlsClient { connector: connector.clone(), name })
+                let (tls, host) = self.tls.http_client(server_name, host, word, connector)?;
+                let format = HttpFormat::Dns { path, by_get: self.doh_by_get };
+                Transport::Http(HttpClient { tls: Some(tls), host, format })
             }
         };
         Ok(match at {
@@ -278,49 +261,14 @@ impl OptionsParser {
     }
 }
 
-impl Tls {
-    /// Parses `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
-    fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-        let files: Vec<Pem> =
-            line.at_most(3)?.iter().map(|word| Pem::read(word, setup)).collect::<Result<_, _>>()?;
-        let (identity, ca) = match &files[..] {
-            [] => (None, None),
-            [ca] => (None, Some(ca)),
-            [certificate, key, ca @ ..] => (Some((certificate.clone(), key.clone())), ca.first()),
-        };
-        let roots = ca.map(|ca| root_certificates(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
-        self.roots = roots.transpose()?;
-        self.identity = identity;
-        // Report errors in the files even if no upstream uses TLS.
-        if self.identity.is_some() {
-            self.connector(&line.tokens[0])?;
-        }
-        Ok(())
-    }
-
-    fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
-        let identity = self.identity.as_ref();
-        let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
-        connector(self.roots.clone(), bytes).map_err(|error| match (error, identity) {
-            (ConnectorError::Certificate(error), Some((certificate, _))) => {
-                certificate.word.error(certificate.wrong(error))
-            }
-            (ConnectorError::Key(error), Some((_, key))) => key.word.error(key.wrong(error)),
-            (error, _) => word.error(error.to_string()),
-        })
-    }
-}
-
-impl Pem {
-    fn read(word: &Token, setup: &mut Setup<'_>) -> Result<Self, CorefileError> {
-        let path = setup.path(&word.text);
-        let bytes = setup.read(&path);
-        let bytes = bytes.map_err(|error| word.error(format!("{}: {error}", path.display())))?;
-        Ok(Self { bytes, word: word.clone() })
-    }
-
-    fn wrong(&self, error: impl std::fmt::Display) -> String {
-        format!("{}: {error}", Path::new(&self.word.text).display())
+/// Parses `doh_method`.
+fn is_get(line: &Directive) -> Result<bool, CorefileError> {
+    const METHODS: &str = "GET or POST";
+    let word = line.single_argument(METHODS)?;
+    match &*word.text {
+        "GET" => Ok(true),
+        "POST" => Ok(false),
+        _ => Err(word.unexpected(METHODS)),
     }
 }
 
@@ -346,7 +294,7 @@ fn read_timeout(line: &Directive) -> Result<Duration, CorefileError> {
     Ok(timeout)
 }
 
-fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
+pub(in crate::dns::plugins) fn policy(line: &Directive) -> Result<SelectionPolicy, CorefileError> {
     let word = line.single_argument("random, round_robin or sequential")?;
     match &*word.text {
         "random" => Ok(SelectionPolicy::Random),

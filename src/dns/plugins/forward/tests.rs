@@ -24,6 +24,7 @@ use crate::dns::upstream::policy::SelectionPolicy;
 use crate::held_port::HeldPort;
 
 mod broken;
+mod https;
 mod tls;
 
 fn plain(name: &str) -> QueryKey {

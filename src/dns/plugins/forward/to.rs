@@ -1,46 +1,60 @@
 //! Parses the upstreams of `forward`: addresses, files like resolv.conf, and host names.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::Path;
 
 use hickory_proto::rr::Name;
 use rustls::pki_types::ServerName;
 
 use crate::dns::corefile::resolv_conf::{nameservers, scope};
-use crate::dns::corefile::{CorefileError, Scheme, Token};
-use crate::dns::plugins::setup::Setup;
+use crate::dns::corefile::{CorefileError, Directive, Scheme, Token};
+use crate::dns::net::interfaces::is_own_listener;
+use crate::dns::plugins::client_tls::server_name;
+use crate::dns::plugins::setup::{BlockBuilder, Setup};
+use crate::dns::upstream::http::DEFAULT_PATH;
 
 #[derive(Clone, Debug)]
-pub(super) struct Destination {
+pub(in crate::dns::plugins) struct Destination {
     pub(super) scheme: Scheme,
-    pub(super) at: AddressOrHost,
+    pub(in crate::dns::plugins) at: AddressOrHost,
     /// The name that the upstream's certificate has to be valid for.
     pub(super) server_name: Option<ServerName<'static>>,
+    /// The path of requests by HTTPS.
+    pub(super) path: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum AddressOrHost {
+pub(in crate::dns::plugins) enum AddressOrHost {
     Address(SocketAddr),
     Host(String, u16),
 }
 
-const EXPECTED_FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
-                     /etc/resolv.conf, or a host's name";
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const EXPECTED_FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tls://192.0.2.1%dns.example.com or \
+                              https://192.0.2.1/dns-query, a file like /etc/resolv.conf, or a host's name";
 
 /// Returns the upstreams of a word: several if the word is a file.
-pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<Destination>, CorefileError> {
+pub(in crate::dns::plugins) fn destinations(
+    word: &Token,
+    setup: &mut Setup<'_>,
+) -> Result<Vec<Destination>, CorefileError> {
     let (scheme, text) = match word.text.split_once("://") {
         None => (Scheme::Dns, &*word.text),
         Some(("dns", rest)) => (Scheme::Dns, rest),
         Some(("tls", rest)) => (Scheme::Tls, rest),
-        Some(("https", _)) => {
-            return Err(word.error(
-                "upstreams by HTTPS aren't supported here; there are dns:// (UDP and TCP) and tls:// (RFC 7858)",
-            ));
+        Some(("https", rest)) => {
+            let (at, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+            let parts = Parts::of(at).ok_or_else(|| word.unexpected(EXPECTED_FORMS))?;
+            let destination = match parts.host.parse() {
+                Ok(ip) => parts.at_address(ip, Scheme::Https, word)?,
+                Err(_) => parts.at_host(Scheme::Https, word)?,
+            };
+            return Ok(vec![Destination { path: url_path(path, word)?, ..destination }]);
         }
         Some((scheme, _)) => {
             return Err(word.error(format!(
-                "{scheme}:// is no way to reach an upstream; there are dns:// (UDP and TCP) and tls:// (RFC 7858)"
+                "{scheme}:// is no way to reach an upstream; there are dns:// (UDP and TCP), tls:// (RFC 7858) and \
+                 https:// (RFC 8484)"
             )));
         }
     };
@@ -53,10 +67,60 @@ pub(super) fn destinations(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<De
             return Err(word.error("tls:// needs an address or a host's name, not a file"));
         }
         let text = setup.read(Path::new(text)).map_err(|error| word.error(format!("{text}: {error}")))?;
-        let at = |address| Destination { scheme, at: AddressOrHost::Address(address), server_name: None };
+        let at = |address| Destination::new(scheme, AddressOrHost::Address(address), None);
         return Ok(nameservers(&String::from_utf8_lossy(&text)).map(at).collect());
     }
     parts.at_host(scheme, word).map(|destination| vec![destination])
+}
+
+/// Returns the servers that resolve the host names of upstreams: the `named` ones, or those of resolv.conf, without
+/// this block itself. None means the system's resolver.
+///
+/// # Errors
+/// If there is no other server.
+pub(super) fn host_resolvers(
+    named: Vec<SocketAddr>,
+    line: &Directive,
+    setup: &mut Setup<'_>,
+) -> Result<Vec<SocketAddr>, CorefileError> {
+    let is_named = !named.is_empty();
+    let listed = if is_named {
+        named
+    } else {
+        let text = setup.read(Path::new(RESOLV_CONF)).unwrap_or_default();
+        nameservers(&String::from_utf8_lossy(&text)).collect()
+    };
+    let BlockBuilder { bind, ports, .. } = &setup.builder;
+    let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+    let bind = if bind.is_empty() { &all[..] } else { &bind[..] };
+    let listeners = || bind.iter().flat_map(|ip| ports.iter().map(|port| SocketAddr::new(*ip, *port)));
+    let is_other = |server: &SocketAddr| !listeners().any(|listen| is_own_listener(listen, *server));
+    let others: Vec<SocketAddr> = listed.iter().copied().filter(is_other).collect();
+    match others.len() {
+        0 if !listed.is_empty() => Err(line.error(
+            "this block itself would resolve the host names of its upstreams: name another server by resolver",
+        )),
+        number if number == listed.len() && !is_named => Ok(Vec::new()),
+        _ => Ok(others),
+    }
+}
+
+/// Checks the path of a URL, which may be empty.
+fn url_path(path: &str, word: &Token) -> Result<String, CorefileError> {
+    // RFC 3986 section 3.3.
+    let is_allowed = |b: u8| b.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@%/".contains(&b);
+    if !path.bytes().all(is_allowed) {
+        return Err(word.error(format!(
+            "{path:?} isn't a path such as /dns-query; it has no parameters, and doh_method GET adds the parameter dns"
+        )));
+    }
+    Ok(if path.is_empty() { DEFAULT_PATH } else { path }.to_owned())
+}
+
+impl Destination {
+    fn new(scheme: Scheme, at: AddressOrHost, server_name: Option<ServerName<'static>>) -> Self {
+        Self { scheme, at, server_name, path: String::new() }
+    }
 }
 
 /// The parts of `HOST%ZONE:PORT`, `[HOST%ZONE]:PORT` or `[HOST]%ZONE:PORT`.
@@ -88,10 +152,10 @@ impl<'a> Parts<'a> {
 
     fn at_address(&self, ip: IpAddr, scheme: Scheme, word: &Token) -> Result<Destination, CorefileError> {
         let port = self.port(scheme, word)?;
-        let plain = |address| Destination { scheme, at: AddressOrHost::Address(address), server_name: None };
+        let plain = |address| Destination::new(scheme, AddressOrHost::Address(address), None);
         match (self.zone, ip) {
             (None, _) => Ok(plain(SocketAddr::new(ip, port))),
-            (Some(_), _) if scheme == Scheme::Tls => {
+            (Some(_), _) if scheme != Scheme::Dns => {
                 let server_name = self.server_name(word)?;
                 Ok(Destination { server_name, ..plain(SocketAddr::new(ip, port)) })
             }
@@ -101,8 +165,8 @@ impl<'a> Parts<'a> {
                 Ok(plain(SocketAddrV6::new(ip, port, 0, scope).into()))
             }
             (Some(zone), IpAddr::V4(_)) => Err(word.error(format!(
-                "%{zone} is a network interface after an IPv6 address, or a certificate's name with tls://; it isn't \
-                 allowed here"
+                "%{zone} is a network interface after an IPv6 address, or a certificate's name with tls:// and \
+                 https://; it isn't allowed here"
             ))),
         }
     }
@@ -114,12 +178,12 @@ impl<'a> Parts<'a> {
         let is_name = self.host.trim_end_matches('.').split('.').all(label)
             && !last.bytes().all(|b| b.is_ascii_digit())
             && Name::from_ascii(self.host).is_ok()
-            && (self.zone.is_none() || scheme == Scheme::Tls);
+            && (self.zone.is_none() || scheme != Scheme::Dns);
         if !is_name {
             return Err(word.unexpected(EXPECTED_FORMS));
         }
         let at = AddressOrHost::Host(self.host.to_owned(), self.port(scheme, word)?);
-        Ok(Destination { scheme, at, server_name: self.server_name(word)? })
+        Ok(Destination::new(scheme, at, self.server_name(word)?))
     }
 
     fn port(&self, scheme: Scheme, word: &Token) -> Result<u16, CorefileError> {
@@ -131,9 +195,4 @@ impl<'a> Parts<'a> {
     fn server_name(&self, word: &Token) -> Result<Option<ServerName<'static>>, CorefileError> {
         self.zone.map(|name| server_name(name, word)).transpose()
     }
-}
-
-pub(super) fn server_name(name: &str, word: &Token) -> Result<ServerName<'static>, CorefileError> {
-    ServerName::try_from(name.to_owned())
-        .map_err(|_| word.error(format!("{name:?} isn't a name that a certificate can have")))
 }

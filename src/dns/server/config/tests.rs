@@ -198,22 +198,3 @@ fn quoted_token_is_read_as_the_same_token() {
         assert_eq!(blocks[0].lines[0].tokens[1].text, word, "{text}");
     }
 }
-
-#[test]
-fn upstream_at_own_listener_is_recognized() {
-    for (listen, upstream, expected) in [
-        ("[::]:53", "127.0.0.1:53", true),
-        ("[::]:53", "0.0.0.0:53", true),
-        ("0.0.0.0:53", "127.0.0.1:53", true),
-        ("0.0.0.0:53", "[::1]:53", false),
-        ("[::]:53", "127.0.0.1:54", false),
-        ("[::]:53", "192.0.2.1:53", false),
-        ("127.0.0.1:53", "127.0.0.2:53", false),
-    ] {
-        assert_eq!(
-            is_own_listener(listen.parse().unwrap(), upstream.parse().unwrap()),
-            expected,
-            "{listen} {upstream}"
-        );
-    }
-}

@@ -1,8 +1,10 @@
-//! The connections to an upstream, by TCP or TLS (RFC 7766).
+//! The connections to an upstream, by TCP or TLS (RFC 7766), and by HTTPS ([`http2`]).
 //!
 //! Many servers, CoreDNS among them, answer the queries of a connection one after the other: each query would wait for the
 //! slowest one before it. So several queries share a connection only after the upstream has answered out of order, which a
-//! trial shows: a second query over the connection of a slow one.
+//! trial shows: a second query over the connection of a slow one. By HTTP/2 they share it from the start.
+
+mod http2;
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,13 +15,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::MutexGuard;
 use tokio::time::{Instant, sleep};
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
-use super::{SentQuery, UpstreamSocket, WaitingQuery};
+use super::{Queries, SentQuery, UpstreamSocket, WaitingQuery};
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
 use crate::dns::upstream::config::PoolConfig;
+use crate::dns::upstream::http::HttpRequests;
 use crate::dns::upstream::socket_budget::{SocketBudget, SocketPermit, SocketQuota};
 use crate::model::tls_error;
 
@@ -47,6 +51,10 @@ pub(crate) struct Connections {
     pool: Arc<Mutex<Pool>>,
     pool_config: PoolConfig,
     budget: Arc<SocketBudget>,
+    /// `None` without HTTP.
+    requests: Option<Arc<HttpRequests>>,
+    /// Held while a connection of HTTP/2 is opened.
+    opening: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -72,13 +80,22 @@ pub(super) struct ConnectionState {
     /// The highest number of a query that was answered.
     newest_answered: usize,
     has_answered_out_of_order: bool,
-    /// The number of queries that were given up, and to which no reply has come.
+    /// The number of queries that were given up, and to which no reply has come; by HTTP/2 always 0.
     given_up: usize,
+    /// The number of queries that may share the connection once the upstream has answered out of order.
+    max_sharing: usize,
+    is_http2: bool,
 }
 
 impl Connections {
-    pub(crate) fn new(pool_config: PoolConfig, budget: Arc<SocketBudget>) -> Self {
-        Self { pool: Arc::default(), pool_config, budget }
+    pub(crate) fn new(
+        pool_config: PoolConfig,
+        budget: Arc<SocketBudget>,
+        requests: Option<HttpRequests>,
+    ) -> Self {
+        let pool = Pool { answers_out_of_order: requests.is_some(), ..Pool::default() };
+        let (pool, requests) = (Arc::new(pool.into()), requests.map(Arc::new));
+        Self { pool, pool_config, budget, requests, opening: tokio::sync::Mutex::default() }
     }
 
     /// Sends a query over a new connection, which starts a task. The permit is released when the connection is closed or
@@ -94,12 +111,15 @@ impl Connections {
             Either::Left(tcp) => tcp,
             Either::Right(tls) => tls.get_ref().0,
         };
+        let is_http2 = self.requests.is_some();
         let state = ConnectionState {
             permit,
             idle_since: None,
             newest_answered: 0,
-            has_answered_out_of_order: false,
+            has_answered_out_of_order: is_http2,
             given_up: 0,
+            max_sharing: if is_http2 { http2::MAX_STREAMS } else { MAX_SHARING },
+            is_http2,
         };
         let socket = UpstreamSocket::new(tcp.local_addr().ok(), MAX_QUERIES, Some(state));
         let query = socket.ask(bytes.to_vec(), Instant::now());
@@ -110,7 +130,11 @@ impl Connections {
         }
         let (pool, pool_config, budget) =
             (Arc::clone(&self.pool), self.pool_config, Arc::clone(&self.budget));
-        tokio::spawn(Task { socket, pool, pool_config, budget }.run(stream));
+        let task = Task { socket, pool, pool_config, budget };
+        match &self.requests {
+            None => drop(tokio::spawn(task.run(stream))),
+            Some(requests) => drop(tokio::spawn(task.run_http2(stream, Arc::clone(requests)))),
+        }
         query
     }
 
@@ -140,6 +164,13 @@ impl Connections {
         Ok(Some((connection.ask(bytes.to_vec(), now), false)))
     }
 
+    /// By HTTP/2 waits until no other query opens a connection, because this query may share it. Then the guard is held
+    /// until this query has opened one.
+    pub(crate) async fn wait_to_open(&self) -> Option<MutexGuard<'_, ()>> {
+        self.requests.as_ref()?;
+        Some(self.opening.lock().await)
+    }
+
     /// Closes the connections that are idle, and on which no reply has come since `time`: the other end may be gone.
     pub(crate) fn close_idle_since(&self, time: Instant) {
         let close = |connection: &mut Arc<UpstreamSocket>| connection.last_sign() <= time;
@@ -147,14 +178,20 @@ impl Connections {
     }
 
     /// Ends the sharing of connections because a query over this shared connection has waited for long since `sent`: if no
-    /// reply has come since, or none was ever out of order, the upstream may answer in order by now.
-    pub(crate) fn doubt(&self, shared: &UpstreamSocket, sent: Instant) {
+    /// reply has come since, or none was ever out of order, the upstream may answer in order by now. Returns whether
+    /// the query may still wait: by HTTP/2 a reply since then shows that the connection works.
+    pub(crate) fn doubt(&self, shared: &UpstreamSocket, sent: Instant) -> bool {
         let pool = &mut *self.pool.lock();
         let queries = shared.queries.lock();
+        let has_reply = queries.has_reply_since(sent);
+        if self.requests.is_some() {
+            return has_reply;
+        }
         let is_proven = queries.connection.as_ref().is_some_and(|state| state.has_answered_out_of_order);
-        if !is_proven || !queries.has_reply_since(sent) {
+        if !is_proven || !has_reply {
             (pool.answers_out_of_order, pool.tried) = (false, Some(Instant::now()));
         }
+        false
     }
 
     #[cfg(test)]
@@ -208,8 +245,11 @@ impl Pool {
 impl ConnectionState {
     /// Records that a query is given up; `is_silent` is whether no reply has come since it was sent. Returns whether the
     /// connection is of no use: if the upstream answers in order, the next query would wait for this one; and after many
-    /// such queries it could hardly be shared.
+    /// such queries it could hardly be shared. By HTTP/2 the stream of the query ends.
     pub(super) fn gives_up(&mut self, is_silent: bool) -> bool {
+        if self.is_http2 {
+            return is_silent;
+        }
         self.given_up += 1;
         is_silent || !self.has_answered_out_of_order || self.given_up == MAX_SHARING - 1
     }
@@ -237,13 +277,13 @@ impl UpstreamSocket {
     /// Returns whether queries wait on the connection, fewer than may share it, and none of them for long without any reply.
     fn takes_another(&self, now: Instant) -> bool {
         let queries = &*self.queries.lock();
-        let given_up = queries.connection.as_ref().map_or(0, |state| state.given_up);
+        let Some(ConnectionState { given_up, max_sharing, .. }) = &queries.connection else { return false };
         let is_lively = |query: &WaitingQuery| {
             now.duration_since(query.sent) < SLOW || queries.has_reply_since(query.sent)
         };
         !queries.is_retired
             && queries.unanswered > 0
-            && queries.unanswered + given_up < MAX_SHARING
+            && queries.unanswered + given_up < *max_sharing
             && queries.by_id.values().filter(|query| query.reply.is_none()).all(is_lively)
     }
 
@@ -320,16 +360,24 @@ impl UpstreamSocket {
         let is_accepted = matches!(reply, UpstreamReply::Answer(_) | UpstreamReply::Truncated(_));
         let queries = &mut *self.queries.lock();
         queries.is_retired |= !is_accepted;
-        let waiting = id.and_then(|id| queries.by_id.get_mut(&id));
-        let (Some(query), Some(state)) = (waiting, &mut queries.connection) else { return Ok(false) };
-        if !query.end(Ok(reply)) {
-            return Ok(false);
+        Ok(id.is_some_and(|id| queries.end(id, Ok(reply))))
+    }
+}
+
+impl Queries {
+    /// Ends a query of a connection; returns whether it was out of order.
+    fn end(&mut self, id: u16, reply: io::Result<UpstreamReply>) -> bool {
+        let (Some(query), Some(state)) = (self.by_id.get_mut(&id), &mut self.connection) else {
+            return false;
+        };
+        if !query.end(reply) {
+            return false;
         }
-        queries.unanswered -= 1;
+        self.unanswered -= 1;
         let is_out_of_order = query.number < state.newest_answered;
         state.newest_answered = state.newest_answered.max(query.number);
         state.has_answered_out_of_order |= is_out_of_order;
-        Ok(is_out_of_order)
+        is_out_of_order
     }
 }
 

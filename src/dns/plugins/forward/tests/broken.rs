@@ -2,11 +2,11 @@
 
 use super::TestServer;
 
-const TO: &str = "an address such as 192.0.2.1, [2001:db8::1]:53 or tls://192.0.2.1%dns.example.com, a file like \
-                  /etc/resolv.conf, or a host's name";
-const OPTIONS: &str = "except, expire, failfast_all_unhealthy_upstreams, failover, force_tcp, health_check, max_age, \
-                       max_concurrent, max_connect_attempts, max_fails, max_idle_conns, next, next_on_nodata, policy, \
-                       prefer_udp, read_timeout, resolver, source_address, tls, tls_servername";
+const TO: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tls://192.0.2.1%dns.example.com or \
+                  https://192.0.2.1/dns-query, a file like /etc/resolv.conf, or a host's name";
+const OPTIONS: &str = "doh_method, except, expire, failfast_all_unhealthy_upstreams, failover, force_tcp, \
+                       health_check, max_age, max_concurrent, max_connect_attempts, max_fails, max_idle_conns, next, \
+                       next_on_nodata, policy, prefer_udp, read_timeout, resolver, source_address, tls, tls_servername";
 
 #[test]
 fn invalid_line_is_rejected_with_its_position() {
@@ -15,15 +15,27 @@ fn invalid_line_is_rejected_with_its_position() {
         ("forward .", "9: forward needs an upstream after the zone \".\": forward . 192.0.2.1".to_owned()),
         ("forward a..b 192.0.2.1", "9: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
         (
-            "forward . https://192.0.2.1",
-            "11: upstreams by HTTPS aren't supported here; there are dns:// (UDP and TCP) and tls:// (RFC 7858)"
+            "forward . grpc://192.0.2.1",
+            "11: grpc:// is no way to reach an upstream; there are dns:// (UDP and TCP), tls:// (RFC 7858) and \
+             https:// (RFC 8484)"
                 .to_owned(),
         ),
         (
-            "forward . grpc://192.0.2.1",
-            "11: grpc:// is no way to reach an upstream; there are dns:// (UDP and TCP) and tls:// (RFC 7858)"
+            "forward . https://192.0.2.1/dns-query{?dns}",
+            "11: \"/dns-query{?dns}\" isn't a path such as /dns-query; it has no parameters, and doh_method GET adds \
+             the parameter dns"
                 .to_owned(),
         ),
+        (
+            "forward . https://192.0.2.1?dns",
+            "11: \"?dns\" isn't a path such as /dns-query; it has no parameters, and doh_method GET adds the \
+             parameter dns"
+                .to_owned(),
+        ),
+        ("forward . https:///dns-query", format!("11: \"https:///dns-query\" isn't {TO}")),
+        ("forward . https://192.0.2.300/", format!("11: \"https://192.0.2.300/\" isn't {TO}")),
+        ("forward . https://user@dns.example", format!("11: \"https://user@dns.example\" isn't {TO}")),
+        ("forward . https://-a.example", format!("11: \"https://-a.example\" isn't {TO}")),
         ("forward . 192.0.2.1:0", "11: \"0\" isn't a port: a number from 1 to 65535".to_owned()),
         ("forward . 192.0.2.1:domain", "11: \"domain\" isn't a port: a number from 1 to 65535".to_owned()),
         ("forward . 192.0.2.300", format!("11: \"192.0.2.300\" isn't {TO}")),
@@ -32,8 +44,8 @@ fn invalid_line_is_rejected_with_its_position() {
         ("forward . \"\"", format!("11: \"\" isn't {TO}; maybe a variable isn't set")),
         (
             "forward . 192.0.2.1%eth0",
-            "11: %eth0 is a network interface after an IPv6 address, or a certificate's name with tls://; it isn't \
-             allowed here"
+            "11: %eth0 is a network interface after an IPv6 address, or a certificate's name with tls:// and https://; \
+             it isn't allowed here"
                 .to_owned(),
         ),
         ("forward . fe80::1%nowhere", "11: there is no network interface \"nowhere\"".to_owned()),
@@ -87,6 +99,8 @@ fn invalid_option_is_rejected_with_its_position() {
         ("source_address x", "16: \"x\" isn't an IP address"),
         ("resolver", "1: resolver needs addresses"),
         ("resolver a.example", "10: \"a.example\" isn't an address such as 192.0.2.1 or 192.0.2.1:53"),
+        ("doh_method", "1: doh_method needs GET or POST"),
+        ("doh_method get", "12: \"get\" isn't GET or POST"),
         ("tls a b c d", "11: tls takes 3 arguments at most, and here is \"d\""),
         ("tls /nowhere/ca.pem", "5: /nowhere/ca.pem: No such file or directory (os error 2)"),
         ("tls_servername", "1: tls_servername needs the name in the upstreams' certificates"),
@@ -97,12 +111,6 @@ fn invalid_option_is_rejected_with_its_position() {
         assert_eq!(found, format!("Corefile:3:{error}"), "{option}");
     }
     for (options, error) in [
-        (
-            "doh_method POST",
-            format!(
-                "3:1: CoreDNS's option \"doh_method\" of forward isn't supported here; supported are {OPTIONS}"
-            ),
-        ),
         ("tcp", format!("3:1: forward has no option \"tcp\"; its options are {OPTIONS}")),
         ("fore_tcp", "3:1: forward has no option \"fore_tcp\"; is it force_tcp?".to_owned()),
         ("expire 10s\nmax_age 9s", "2:1: max_age (9s) has to be at least as long as expire (10s)".to_owned()),
@@ -110,6 +118,13 @@ fn invalid_option_is_rejected_with_its_position() {
         let found = TestServer::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
         assert_eq!(found, format!("Corefile:{error}"), "{options}");
     }
-    let clash = TestServer::error("forward . tls://192.0.2.1%a.example {\ntls_servername b.example\n}");
-    assert_eq!(clash, "Corefile:2:11: tls_servername \"b.example\" is there, too: one name is enough");
+    let itself = TestServer::error("forward . https://dns.example {\nresolver 127.0.0.1\n}");
+    let expected =
+        "this block itself would resolve the host names of its upstreams: name another server by resolver";
+    assert_eq!(itself, format!("Corefile:2:1: {expected}"));
+    for scheme in ["tls", "https"] {
+        let line = format!("forward . {scheme}://192.0.2.1%a.example {{\ntls_servername b.example\n}}");
+        let clash = "Corefile:2:11: tls_servername \"b.example\" is there, too: one name is enough";
+        assert_eq!(TestServer::error(&line), clash);
+    }
 }

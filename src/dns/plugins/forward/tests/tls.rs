@@ -16,10 +16,10 @@ use crate::dns::plugins::tests::fake_upstream::{address, converse};
 use crate::dns::plugins::tests::support::TestServer;
 
 /// A directory with a CA, a server certificate and a client certificate.
-struct Certificates(tempfile::TempDir);
+pub(super) struct Certificates(tempfile::TempDir);
 
 impl Certificates {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -36,7 +36,7 @@ impl Certificates {
         all
     }
 
-    fn path(&self, name: &str) -> String {
+    pub(super) fn path(&self, name: &str) -> String {
         self.0.path().join(name).display().to_string()
     }
 

@@ -22,7 +22,7 @@ impl Pair {
         let budget = Arc::new(SocketBudget::default());
         let quota = budget.check_quota();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self { listener, connections: Connections::new(pool_config, budget), quota }
+        Self { listener, connections: Connections::new(pool_config, budget, None), quota }
     }
 
     /// Sends a query over a new connection; returns it and the other end of the connection.
@@ -143,7 +143,7 @@ async fn queries_share_a_connection_once_answers_are_out_of_order() {
     let waiting = pair.ask().unwrap();
     assert!(pair.ask_at(waiting.sent + SLOW).is_none(), "the connection is silent");
     let begun = waiting.sent + Duration::from_secs(1);
-    pair.connections.doubt(&waiting.socket, begun);
+    assert!(!pair.connections.doubt(&waiting.socket, begun));
     assert!(pair.ask_at(waiting.sent).is_none(), "the upstream may answer in order by now");
 }
 
