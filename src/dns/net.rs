@@ -24,6 +24,16 @@ pub enum Protocol {
     Tls,
     /// HTTPS (RFC 8484).
     Https,
+    /// QUIC (RFC 9250).
+    Quic,
+}
+
+impl Protocol {
+    /// Returns whether the protocol is UDP, or one on UDP: metrics and the log have `udp` for both, as in CoreDNS.
+    #[must_use]
+    pub fn is_over_udp(self) -> bool {
+        matches!(self, Self::Udp | Self::Quic)
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -33,6 +43,7 @@ impl fmt::Display for Protocol {
             Self::Tcp => "tcp",
             Self::Tls => "tls",
             Self::Https => "https",
+            Self::Quic => "quic",
         })
     }
 }

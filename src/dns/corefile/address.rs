@@ -16,6 +16,8 @@ pub enum Scheme {
     Tls,
     /// HTTPS (RFC 8484).
     Https,
+    /// QUIC (RFC 9250).
+    Quic,
 }
 
 /// A zone of a block, and the transport and port that serve it.
@@ -34,19 +36,33 @@ impl fmt::Display for Scheme {
             Self::Dns => "dns",
             Self::Tls => "tls",
             Self::Https => "https",
+            Self::Quic => "quic",
         })
     }
 }
 
 impl Scheme {
-    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1, RFC 9110 section 4.2.2).
+    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1, RFC 9110 section 4.2.2, RFC 9250 section
+    /// 4.1.1).
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
             Self::Dns => 53,
-            Self::Tls => 853,
+            Self::Tls | Self::Quic => 853,
             Self::Https => 443,
         }
+    }
+
+    /// Returns whether listeners of the scheme use TCP.
+    #[must_use]
+    pub fn is_over_tcp(self) -> bool {
+        self != Self::Quic
+    }
+
+    /// Returns whether listeners of both schemes can't have the same port: both use UDP, or both TCP.
+    #[must_use]
+    pub fn shares_ports_with(self, other: Self) -> bool {
+        self == Self::Dns || other == Self::Dns || self.is_over_tcp() == other.is_over_tcp()
     }
 }
 
@@ -62,9 +78,10 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
         Some(("dns", rest)) => (Scheme::Dns, rest),
         Some(("tls", rest)) => (Scheme::Tls, rest),
         Some(("https", rest)) => (Scheme::Https, rest),
+        Some(("quic", rest)) => (Scheme::Quic, rest),
         Some((scheme, _)) => {
             return Err(wrong(format!(
-                "{scheme}:// isn't supported; the schemes are dns://, tls:// and https://"
+                "{scheme}:// isn't supported; the schemes are dns://, tls://, https:// and quic://"
             )));
         }
     };
@@ -146,6 +163,8 @@ mod tests {
             ("tls://.:8853", &["Tls . 8853"]),
             ("https://example.org", &["Https example.org. 443"]),
             ("https://.:8443", &["Https . 8443"]),
+            ("quic://example.org", &["Quic example.org. 853"]),
+            ("quic://.:8853", &["Quic . 8853"]),
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
             ("10.1.0.0/16:54", &["Dns 1.10.in-addr.arpa. 54"]),
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
@@ -168,11 +187,29 @@ mod tests {
     }
 
     #[test]
+    fn only_quic_may_have_the_port_of_tls_or_https() {
+        for (one, other, shares) in [
+            (Scheme::Quic, Scheme::Tls, false),
+            (Scheme::Quic, Scheme::Https, false),
+            (Scheme::Quic, Scheme::Quic, true),
+            (Scheme::Quic, Scheme::Dns, true),
+            (Scheme::Tls, Scheme::Https, true),
+            (Scheme::Tls, Scheme::Dns, true),
+        ] {
+            assert_eq!(
+                (one.shares_ports_with(other), other.shares_ports_with(one)),
+                (shares, shares),
+                "{one} {other}"
+            );
+        }
+    }
+
+    #[test]
     fn invalid_addresses_are_refused_with_a_hint() {
         for (text, expected) in [
             (
                 "grpc://.",
-                "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls:// and https://",
+                "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls://, https:// and quic://",
             ),
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
             ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),

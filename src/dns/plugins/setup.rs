@@ -133,6 +133,8 @@ pub struct BlockBuilder {
     pub timeouts: Timeouts,
     /// The maximum number of connections that `https` sets.
     pub https_connections: Option<usize>,
+    /// The maximum number of streams at a time on a connection that `quic` sets.
+    pub quic_streams: Option<u32>,
     pub debug: bool,
     pub endpoints: Vec<HttpEndpoint>,
     pub tasks: Vec<Task>,

@@ -5,7 +5,6 @@ pub mod connection_limit;
 mod framing;
 mod https;
 mod limits;
-mod thread_cache;
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,6 +16,7 @@ use connection::Connection;
 use connection_limit::ConnectionLimiter;
 use futures::future::Abortable;
 pub use limits::{ConnectionLimits, Timeouts};
+pub(super) use limits::{TRANSFER_TIMEOUT, transfer_pause};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -45,6 +45,8 @@ pub struct ConnectionConfig {
     pub limits: ConnectionLimits,
     /// The maximum number of connections of a listener for DNS over HTTPS; `None` for DNS over TCP or TLS.
     pub https_connections: Option<usize>,
+    /// The maximum number of streams at a time on a connection for DNS over QUIC.
+    pub quic_streams: u32,
 }
 
 /// Opens a socket for DNS over TCP, TLS or HTTPS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be
@@ -95,12 +97,12 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, client)) => {
-                let ConnectionConfig { tls, limits, https_connections } =
+                let ConnectionConfig { tls, limits, https_connections, .. } =
                     ConnectionConfig::clone(&connection_config.load());
                 let limiter = match https_connections {
                     None => &limiter,
                     Some(max) => https_limiter
-                        .get_or_insert_with(|| limiter.of_https_listener())
+                        .get_or_insert_with(|| limiter.of_protocol("HTTPS"))
                         .limited_to(max, tls.is_some()),
                 };
                 let Some((permit, registration)) = limiter.admit(client) else { continue };

@@ -1,4 +1,5 @@
-//! The TLS configuration of servers: of DNS over TLS (RFC 7858) and over HTTPS (RFC 8484), and of `/metrics`.
+//! The TLS configuration of servers: of DNS over TLS (RFC 7858), over HTTPS (RFC 8484) and over QUIC (RFC 9250), and of
+//! `/metrics`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ const ALPN: &[u8] = b"dot";
 /// The ALPN identifiers of HTTP/2 and HTTP/1.1.
 pub(super) const ALPN_HTTP2: &[u8] = b"h2";
 const ALPN_HTTP1: &[u8] = b"http/1.1";
+/// The ALPN identifier of DNS over QUIC (RFC 9250 section 4.1.1).
+const ALPN_QUIC: &[u8] = b"doq";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -121,8 +124,18 @@ pub fn config(
 /// Returns an acceptor for DNS over HTTPS with the certificate of one for DNS over TLS.
 #[must_use]
 pub fn https_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    acceptor(tls, &[ALPN_HTTP2, ALPN_HTTP1])
+}
+
+/// Returns an acceptor for DNS over QUIC with the certificate of one for DNS over TLS.
+#[must_use]
+pub fn quic_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    acceptor(tls, &[ALPN_QUIC])
+}
+
+fn acceptor(tls: &TlsAcceptor, protocols: &[&[u8]]) -> TlsAcceptor {
     let mut config = ServerConfig::clone(tls.config());
-    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     Arc::new(config).into()
 }
 
