@@ -7,6 +7,7 @@ mod compress;
 pub(crate) mod ede;
 pub mod encode;
 pub(crate) mod freshness;
+pub mod grpc;
 pub mod header;
 pub mod presentation;
 pub mod query;

@@ -24,6 +24,8 @@ pub enum Protocol {
     Tls,
     /// HTTPS (RFC 8484).
     Https,
+    /// gRPC, as in CoreDNS.
+    Grpc,
     /// QUIC (RFC 9250).
     Quic,
 }
@@ -43,6 +45,7 @@ impl fmt::Display for Protocol {
             Self::Tcp => "tcp",
             Self::Tls => "tls",
             Self::Https => "https",
+            Self::Grpc => "grpc",
             Self::Quic => "quic",
         })
     }

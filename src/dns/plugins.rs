@@ -21,10 +21,11 @@
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
 //! *prometheus*, `worker_pool_size` of *quic*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, quic, https, timeouts,
-//! multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64,
-//! any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer,
-//! hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, quic, grpc_server, https,
+//! timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log,
+//! local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal,
+//! template, transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward,
+//! erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -48,6 +49,7 @@ mod erratic;
 mod errors;
 mod file;
 mod forward;
+mod grpc_server;
 mod header;
 mod health;
 mod hosts;
@@ -105,7 +107,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("cancel", Some(cancel::set_up)),
     ("proxyproto", None),
     ("quic", Some(quic::set_up)),
-    ("grpc_server", None),
+    ("grpc_server", Some(grpc_server::set_up)),
     ("https", Some(https::set_up)),
     ("https3", None),
     ("timeouts", Some(timeouts::set_up)),

@@ -1,4 +1,4 @@
-//! The transports: UDP, TCP, TLS, HTTPS and QUIC.
+//! The transports: UDP, TCP, TLS, HTTPS, gRPC and QUIC.
 
 mod activity;
 pub(crate) mod client_quota;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use lb_linker::dns::transport::tcp;
 use lb_linker::dns::transport::tcp::connection_limit::ConnectionLimiter;
-use lb_linker::dns::transport::tcp::{ConnectionConfig, ConnectionLimits};
+use lb_linker::dns::transport::tcp::{ConnectionConfig, ConnectionLimits, HttpConfig};
 use lb_linker::metrics::Metrics;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -36,8 +36,8 @@ impl ConnectionServer {
         // A pause of the test must not end a connection.
         let (read, write, idle) = (ANSWER_TIMEOUT, ANSWER_TIMEOUT, ANSWER_TIMEOUT);
         let limits = ConnectionLimits { read, write, idle, ..ConnectionLimits::default() };
-        let https_connections = is_https.then_some(usize::MAX);
-        let config = ConnectionConfig { limits, https_connections, ..Default::default() };
+        let http = is_https.then(|| HttpConfig::https(Some(usize::MAX)));
+        let config = ConnectionConfig { limits, http, ..Default::default() };
         let config = Arc::new(ArcSwap::from_pointee(config));
         runtime.spawn(tcp::serve(listener, config, limiter, handler(), CancellationToken::new()));
         Self { address, runtime }

@@ -16,6 +16,8 @@ pub enum Scheme {
     Tls,
     /// HTTPS (RFC 8484).
     Https,
+    /// gRPC, as in CoreDNS.
+    Grpc,
     /// QUIC (RFC 9250).
     Quic,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Scheme {
             Self::Dns => "dns",
             Self::Tls => "tls",
             Self::Https => "https",
+            Self::Grpc => "grpc",
             Self::Quic => "quic",
         })
     }
@@ -49,7 +52,7 @@ impl Scheme {
         match self {
             Self::Dns => 53,
             Self::Tls | Self::Quic => 853,
-            Self::Https => 443,
+            Self::Https | Self::Grpc => 443,
         }
     }
 
@@ -78,10 +81,11 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
         Some(("dns", rest)) => (Scheme::Dns, rest),
         Some(("tls", rest)) => (Scheme::Tls, rest),
         Some(("https", rest)) => (Scheme::Https, rest),
+        Some(("grpc", rest)) => (Scheme::Grpc, rest),
         Some(("quic", rest)) => (Scheme::Quic, rest),
         Some((scheme, _)) => {
             return Err(wrong(format!(
-                "{scheme}:// isn't supported; the schemes are dns://, tls://, https:// and quic://"
+                "{scheme}:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://"
             )));
         }
     };
@@ -163,6 +167,7 @@ mod tests {
             ("tls://.:8853", &["Tls . 8853"]),
             ("https://example.org", &["Https example.org. 443"]),
             ("https://.:8443", &["Https . 8443"]),
+            ("grpc://example.org", &["Grpc example.org. 443"]),
             ("quic://example.org", &["Quic example.org. 853"]),
             ("quic://.:8853", &["Quic . 8853"]),
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
@@ -208,8 +213,8 @@ mod tests {
     fn invalid_addresses_are_refused_with_a_hint() {
         for (text, expected) in [
             (
-                "grpc://.",
-                "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls://, https:// and quic://",
+                "https3://.",
+                "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://",
             ),
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
             ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),

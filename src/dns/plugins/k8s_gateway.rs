@@ -5,7 +5,7 @@
 //! # Description
 //!
 //! [k8s_gateway](https://github.com/k8s-gateway/k8s_gateway) is a plugin that CoreDNS's own image lacks. Its Corefile
-//! needs no change here, unless it has `resources Node`, `nodeAddressType`, or a server `grpc://`. The zones are zones of
+//! needs no change here, unless it has `resources Node` or `nodeAddressType`. The zones are zones of
 //! [*lb_linker*](#lb_linker) with the rules of k8s_gateway 1.8;
 //! [moving.md](moving.md) compares them. They have names of the home cluster alone: for them `--remote` serves only the
 //! sources of StableNames. Every namespace may have any name in them, which the log says at each start:

@@ -13,7 +13,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("geoip", "isn't supported; it only sets labels for the plugin metadata: leave it out"),
     ("grpc", "isn't supported; forward by tls:// is encrypted, too"),
-    ("grpc_server", "isn't supported; put a CoreDNS that has it before this server"),
     (
         "https3",
         "isn't supported yet; serve https:// or quic://, or put a proxy such as dnsdist before this server",

@@ -133,6 +133,9 @@ pub struct BlockBuilder {
     pub timeouts: Timeouts,
     /// The maximum number of connections that `https` sets.
     pub https_connections: Option<usize>,
+    /// The maximum numbers of connections, and of queries at a time on each, that `grpc_server` sets.
+    pub grpc_connections: Option<usize>,
+    pub grpc_streams: Option<u32>,
     /// The maximum number of streams at a time on a connection that `quic` sets.
     pub quic_streams: Option<u32>,
     pub debug: bool,

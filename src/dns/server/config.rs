@@ -21,8 +21,8 @@ use crate::dns::plugins::build;
 use crate::dns::plugins::link_zones::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, LinkLine, ServerContext};
 use crate::dns::transport::quic::DEFAULT_STREAMS;
-use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits, DEFAULT_HTTPS_CONNECTIONS};
-use crate::dns::transport::tls::{https_acceptor, quic_acceptor};
+use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits, HttpConfig};
+use crate::dns::transport::tls::{grpc_acceptor, https_acceptor, quic_acceptor};
 use crate::model::cluster_domain::{overlap, own_domains};
 use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
@@ -416,24 +416,29 @@ impl Configuration {
         Ok(())
     }
 
-    /// Returns the connection settings of a listener: TLS, `https` and `quic` from the first of its blocks that has them,
-    /// limits from the last block that sets them.
+    /// Returns the connection settings of a listener: TLS, `https`, `grpc_server` and `quic` from the first of its blocks
+    /// that has them, limits from the last block that sets them.
     #[must_use]
     pub fn connection_config(&self, listener: &Listener) -> ConnectionConfig {
         let builders = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
         let tls = || builders().find_map(|builder| builder.tls.clone());
-        let (tls, https_connections) = match listener.at.scheme {
+        let (tls, http) = match listener.at.scheme {
             Scheme::Dns => (None, None),
             Scheme::Tls => (tls(), None),
             Scheme::Https => {
                 let max = builders().find_map(|builder| builder.https_connections);
-                (tls().map(|tls| https_acceptor(&tls)), Some(max.unwrap_or(DEFAULT_HTTPS_CONNECTIONS)))
+                (tls().map(|tls| https_acceptor(&tls)), Some(HttpConfig::https(max)))
+            }
+            Scheme::Grpc => {
+                let max = builders().find_map(|builder| builder.grpc_connections);
+                let streams = builders().find_map(|builder| builder.grpc_streams);
+                (tls().map(|tls| grpc_acceptor(&tls)), Some(HttpConfig::grpc(max, streams)))
             }
             Scheme::Quic => (tls().map(|tls| quic_acceptor(&tls)), None),
         };
         ConnectionConfig {
             tls,
-            https_connections,
+            http,
             quic_streams: builders().find_map(|builder| builder.quic_streams).unwrap_or(DEFAULT_STREAMS),
             limits: builders()
                 .fold(ConnectionLimits::default(), |limits, builder| limits.with(builder.timeouts)),

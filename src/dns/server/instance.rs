@@ -289,6 +289,8 @@ impl Instance {
             Scheme::Tls => "TLS",
             Scheme::Https if connection_config.load().tls.is_some() => "HTTPS",
             Scheme::Https => "HTTP without TLS",
+            Scheme::Grpc if connection_config.load().tls.is_some() => "gRPC",
+            Scheme::Grpc => "gRPC without TLS",
             Scheme::Quic => "QUIC",
         };
         info!("DNS on {}, by {how}", bound.address);

@@ -1,4 +1,4 @@
-//! What the requests and answers of a connection for HTTPS or QUIC are doing, for its limits and timeouts. The requests
+//! What the requests and answers of a connection for HTTPS, gRPC or QUIC do, for its limits and timeouts. The requests
 //! of HTTP/2 are tasks of their own.
 
 pub(super) mod query;
@@ -13,9 +13,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::client_quota::QuotaGuard;
-use super::tcp::ConnectionLimits;
 use super::tcp::connection_limit::ConnectionPermit;
+use super::tcp::{Connection, ConnectionLimits};
 use crate::dns::chain::handler::Handler;
+use crate::dns::net::Protocol;
 
 /// The memory in bytes that a stream needs, in addition to its answer, until the client has read the answer.
 const STREAM_BYTES: usize = 2048;
@@ -41,6 +42,8 @@ pub(super) struct Activity {
     pub local: Option<IpAddr>,
     pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
+    /// DNS over HTTPS, gRPC or QUIC.
+    pub protocol: Protocol,
     pub is_http2: bool,
     state: Mutex<State>,
 }
@@ -113,14 +116,8 @@ struct UnreadAnswer {
 }
 
 impl Activity {
-    pub fn new(
-        client: SocketAddr,
-        local: Option<IpAddr>,
-        limits: ConnectionLimits,
-        handler: Arc<Handler>,
-        permit: ConnectionPermit,
-        is_http2: bool,
-    ) -> Arc<Self> {
+    pub fn new(connection: Connection, protocol: Protocol, is_http2: bool) -> Arc<Self> {
+        let Connection { client, local, limits, handler, permit, .. } = connection;
         let kept = permit.limiter().frames(client);
         let state = State {
             permit,
@@ -139,7 +136,7 @@ impl Activity {
             kept,
             failure: None,
         };
-        Arc::new(Self { client, local, limits, handler, is_http2, state: Mutex::new(state) })
+        Arc::new(Self { client, local, limits, handler, protocol, is_http2, state: Mutex::new(state) })
     }
 
     /// Notes bytes from the client.

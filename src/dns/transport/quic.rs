@@ -27,13 +27,15 @@ use stream::MAX_QUERY_BYTES;
 pub use stream::query_of;
 
 use super::activity::Activity;
-use super::tcp::ConnectionConfig;
+use super::tcp::{Connection, ConnectionConfig};
 use crate::dns::chain::handler::Handler;
-use crate::dns::net::bind_with;
+use crate::dns::net::{Protocol, bind_with};
 
 /// The maximum number of streams at a time on a connection, unless the plugin *quic* sets another one.
 pub const DEFAULT_STREAMS: u32 = 256;
 
+/// The version of QUIC; quinn also knows drafts of it.
+const VERSION: u32 = 1;
 /// The receive buffer of the socket in bytes.
 const RECEIVE_BUFFER: usize = 1 << 20;
 /// The maximum number of connections that wait to be accepted, and the memory for packets that follow their first ones.
@@ -83,7 +85,9 @@ pub async fn serve(
     let mut settings = Settings::new(connection_config)?;
     let options = socket.try_clone()?;
     let runtime = Arc::new(TokioRuntime);
-    let endpoint = Endpoint::new(EndpointConfig::default(), Some(settings.server.clone()), socket, runtime)?;
+    let mut config = EndpointConfig::default();
+    config.supported_versions(vec![VERSION]);
+    let endpoint = Endpoint::new(config, Some(settings.server.clone()), socket, runtime)?;
     // quinn turns this on, and keeps packets that were received together in one allocation: a part of one packet would
     // keep 64 KiB. Old kernels don't have it.
     let _ = setsockopt(&options, sockopt::UdpGroSegment, &false);
@@ -104,7 +108,9 @@ pub async fn serve(
         let config = settings.load()?;
         let server = settings.server_of(&config, place);
         let Ok(connecting) = incoming.accept_with(Arc::new(server)) else { continue };
-        let activity = Activity::new(client, local, config.limits, Arc::clone(&handler), permit, false);
+        let (limits, handler) = (config.limits, Arc::clone(&handler));
+        let connection = Connection { client, local, limits, handler, permit, stop: stop.clone() };
+        let activity = Activity::new(connection, Protocol::Quic, false);
         let serving = connection::serve(connecting, activity, handshake, stop.clone());
         connections.spawn(Abortable::new(serving, registration));
     }

@@ -1,9 +1,9 @@
-//! DNS over TCP (RFC 7766), over TLS (RFC 7858) and over HTTPS (RFC 8484).
+//! DNS over TCP (RFC 7766), over TLS (RFC 7858), over HTTPS (RFC 8484) and over gRPC.
 
 mod connection;
 pub mod connection_limit;
 mod framing;
-mod https;
+mod http;
 mod limits;
 
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use connection::Connection;
+pub(super) use connection::Connection;
 use connection_limit::ConnectionLimiter;
 use futures::future::Abortable;
 pub use limits::{ConnectionLimits, Timeouts};
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
-use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_out_of_resources};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, bind_with, is_fatal, is_out_of_resources};
 use crate::model::line_limit::LineLimit;
 
 /// The kernel's limit of connections that wait to be accepted.
@@ -35,22 +35,61 @@ const BACKLOG: i32 = 1024;
 /// megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
 
-/// The maximum number of connections of a listener for DNS over HTTPS, unless the plugin *https* sets another one.
-pub const DEFAULT_HTTPS_CONNECTIONS: usize = 200;
+/// The maximum number of connections of a listener for DNS over HTTPS or gRPC, as in CoreDNS.
+const DEFAULT_HTTP_CONNECTIONS: usize = 200;
+/// The maximum number of requests at a time on a connection of HTTP/2 for DNS over HTTPS (RFC 9113 section 5.1.2
+/// recommends 100 at least).
+const MAX_HTTPS_STREAMS: u32 = 100;
+/// The same for DNS over gRPC: CoreDNS's default. More could take too much memory.
+pub const MAX_GRPC_STREAMS: u32 = 256;
 
 #[derive(Clone, Default)]
 pub struct ConnectionConfig {
     /// The TLS configuration; `None` for plain TCP or plain HTTP.
     pub tls: Option<TlsAcceptor>,
     pub limits: ConnectionLimits,
-    /// The maximum number of connections of a listener for DNS over HTTPS; `None` for DNS over TCP or TLS.
-    pub https_connections: Option<usize>,
+    /// `None` for DNS over TCP, TLS or QUIC.
+    pub http: Option<HttpConfig>,
     /// The maximum number of streams at a time on a connection for DNS over QUIC.
     pub quic_streams: u32,
 }
 
-/// Opens a socket for DNS over TCP, TLS or HTTPS, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port can be
-/// shared with a listener of this process that is about to stop.
+/// The settings of a listener for DNS over HTTPS or gRPC.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpConfig {
+    /// HTTPS or gRPC.
+    protocol: Protocol,
+    max_connections: usize,
+    /// The maximum number of requests at a time on a connection of HTTP/2.
+    max_streams: u32,
+}
+
+impl HttpConfig {
+    /// Returns the settings for DNS over HTTPS.
+    #[must_use]
+    pub fn https(max_connections: Option<usize>) -> Self {
+        Self::new(Protocol::Https, max_connections, MAX_HTTPS_STREAMS)
+    }
+
+    /// Returns the settings for DNS over gRPC.
+    #[must_use]
+    pub fn grpc(max_connections: Option<usize>, max_streams: Option<u32>) -> Self {
+        Self::new(Protocol::Grpc, max_connections, max_streams.unwrap_or(MAX_GRPC_STREAMS))
+    }
+
+    fn new(protocol: Protocol, max_connections: Option<usize>, max_streams: u32) -> Self {
+        let max_connections = max_connections.unwrap_or(DEFAULT_HTTP_CONNECTIONS);
+        Self { protocol, max_connections, max_streams }
+    }
+
+    /// Returns the protocol in the log.
+    fn name(&self) -> &'static str {
+        if self.protocol == Protocol::Grpc { "gRPC" } else { "HTTPS" }
+    }
+}
+
+/// Opens a socket for DNS over TCP, TLS, HTTPS or gRPC, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port
+/// can be shared with a listener of this process that is about to stop.
 ///
 /// # Errors
 /// If the address can't be bound.
@@ -88,7 +127,7 @@ pub async fn serve(
 ) -> io::Result<()> {
     let mut connections = JoinSet::new();
     let mut warnings = LineLimit::default();
-    let mut https_limiter = None;
+    let mut own_limiter = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -97,20 +136,20 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, client)) => {
-                let ConnectionConfig { tls, limits, https_connections, .. } =
+                let ConnectionConfig { tls, limits, http, .. } =
                     ConnectionConfig::clone(&connection_config.load());
-                let limiter = match https_connections {
+                let limiter = match http {
                     None => &limiter,
-                    Some(max) => https_limiter
-                        .get_or_insert_with(|| limiter.of_protocol("HTTPS"))
-                        .limited_to(max, tls.is_some()),
+                    Some(http) => own_limiter
+                        .get_or_insert_with(|| limiter.of_listener(http.name()))
+                        .limited_to(http.max_connections, tls.is_some()),
                 };
                 let Some((permit, registration)) = limiter.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
                 let _ = setsockopt(&stream, sockopt::TcpUserTimeout, &limits.tcp_user_timeout_ms());
                 let local = stream.local_addr().ok().map(|local| local.ip());
                 let connection = Connection { client, local, limits, handler, permit, stop };
-                let serving = serve_one(stream, tls, https_connections.is_some(), connection);
+                let serving = serve_one(stream, tls, http, connection);
                 connections.spawn(Abortable::new(serving, registration));
             }
             Err(error) if is_fatal(&error) => return Err(error),
@@ -131,16 +170,21 @@ pub async fn serve(
     Ok(())
 }
 
-async fn serve_one(stream: TcpStream, tls: Option<TlsAcceptor>, is_https: bool, connection: Connection) {
+async fn serve_one(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    http: Option<HttpConfig>,
+    connection: Connection,
+) {
     let client = connection.client;
     // Boxed where the future is large, because plain TCP connections are more numerous.
-    let outcome = match tls {
-        _ if is_https => Box::pin(https::serve(connection, stream, tls)).await,
-        None => connection.serve(stream).await,
-        Some(tls) => Box::pin(connection.serve_tls(stream, tls)).await,
+    let outcome = match (http, tls) {
+        (Some(http), tls) => Box::pin(http::serve(connection, stream, tls, http)).await,
+        (None, None) => connection.serve(stream).await,
+        (None, Some(tls)) => Box::pin(connection.serve_tls(stream, tls)).await,
     };
     if let Err(error) = outcome {
-        let protocol = if is_https { "HTTPS" } else { "TCP" };
+        let protocol = http.as_ref().map_or("TCP", HttpConfig::name);
         debug!("{protocol}: connection of {client}: {error}");
     }
 }

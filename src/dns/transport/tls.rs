@@ -1,4 +1,4 @@
-//! The TLS configuration of servers: of DNS over TLS (RFC 7858), over HTTPS (RFC 8484) and over QUIC (RFC 9250), and of
+//! The TLS configuration of servers: of DNS over TLS (RFC 7858), HTTPS (RFC 8484), gRPC and QUIC (RFC 9250), and of
 //! `/metrics`.
 
 use std::path::{Path, PathBuf};
@@ -124,16 +124,22 @@ pub fn config(
 /// Returns an acceptor for DNS over HTTPS with the certificate of one for DNS over TLS.
 #[must_use]
 pub fn https_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
-    acceptor(tls, &[ALPN_HTTP2, ALPN_HTTP1])
+    with_alpn(tls, &[ALPN_HTTP2, ALPN_HTTP1])
+}
+
+/// Returns an acceptor for DNS over gRPC with the certificate of one for DNS over TLS.
+#[must_use]
+pub fn grpc_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    with_alpn(tls, &[ALPN_HTTP2])
 }
 
 /// Returns an acceptor for DNS over QUIC with the certificate of one for DNS over TLS.
 #[must_use]
 pub fn quic_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
-    acceptor(tls, &[ALPN_QUIC])
+    with_alpn(tls, &[ALPN_QUIC])
 }
 
-fn acceptor(tls: &TlsAcceptor, protocols: &[&[u8]]) -> TlsAcceptor {
+fn with_alpn(tls: &TlsAcceptor, protocols: &[&[u8]]) -> TlsAcceptor {
     let mut config = ServerConfig::clone(tls.config());
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     Arc::new(config).into()

@@ -262,7 +262,7 @@ impl OptionsParser {
             (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
                 return Err(word.error(format!("tls_servername {name:?} is there, too: one name is enough")));
             }
-            (Scheme::Tls | Scheme::Https | Scheme::Quic, for_all) => {
+            (Scheme::Tls | Scheme::Https | Scheme::Grpc | Scheme::Quic, for_all) => {
                 let connector = match connector {
                     Some(connector) => connector,
                     None => connector.insert(self.tls.connector(word)?),

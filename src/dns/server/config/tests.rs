@@ -52,8 +52,8 @@ fn invalid_configurations_are_refused_with_a_position() {
             "Corefile:4:1: line 1 has [::]:53 already, which overlaps with 0.0.0.0:53: both blocks need the same bind",
         ),
         (
-            "grpc://. {\nwhoami\n}",
-            "Corefile:1:1: grpc:// isn't supported; the schemes are dns://, tls://, https:// and quic://",
+            "https3://. {\nwhoami\n}",
+            "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://",
         ),
         (
             ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
@@ -70,6 +70,10 @@ fn invalid_configurations_are_refused_with_a_position() {
         (
             ". {\nwhoami\n}\nhttps://. {\nshed\n}",
             "Corefile:5:1: shed is about UDP, and https:// blocks have none: leave it out",
+        ),
+        (
+            "https://. {\nwhoami\n}\ngrpc://. {\nwhoami\n}",
+            "Corefile:4:1: line 1 has https://:443 on that port already",
         ),
         (
             ". {\nwhoami\n}\ntls://. {\nshed\n}",
@@ -115,12 +119,12 @@ fn unknown_plugin_error_lists_or_suggests_plugins() {
 #[test]
 fn all_errors_of_plugins_are_found_at_once() {
     let text =
-        "grpc://. {\nwhoami\n}\na.example {\nforward\nroute53 x\nwhoami x\nalias\nwhoam\n}\n. {\nany x\n}";
+        "https3://. {\nwhoami\n}\na.example {\nforward\nroute53 x\nwhoami x\nalias\nwhoam\n}\n. {\nany x\n}";
     let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
     let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
     let errors = build_all(Path::new("Corefile"), &blocks, &context).unwrap_err();
     let expected = [
-        "1:1: grpc:// isn't supported; the schemes are dns://, tls://, https:// and quic://",
+        "1:1: https3:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://",
         "6:1: CoreDNS's plugin route53 isn't supported; forward the zone to the VPC's resolver, 169.254.169.253",
         "8:1: alias is an external plugin, which CoreDNS's own image lacks, too: forward its names to a CoreDNS that has \
          it, or leave it out",

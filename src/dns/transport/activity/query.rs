@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Activity, OpenRequest};
 use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::server_failure;
-use crate::dns::net::{Protocol, unmapped};
+use crate::dns::net::unmapped;
 use crate::dns::transport::thread_cache::{ThreadCache, with_thread_cache};
 
 pub(in crate::dns::transport) struct Answer {
@@ -37,7 +37,6 @@ impl Answer {
 pub(in crate::dns::transport) async fn answer(
     activity: &Activity,
     open: &mut OpenRequest,
-    protocol: Protocol,
     message: Vec<u8>,
 ) -> Result<Answer, NoAnswer> {
     let key = match known_answer(activity, &message) {
@@ -45,8 +44,13 @@ pub(in crate::dns::transport) async fn answer(
         Err(key) => key,
     };
     let failure = server_failure(&message);
-    let mut answering =
-        pin!(activity.handler.answer(message, activity.client, activity.local, protocol, key.is_some()));
+    let mut answering = pin!(activity.handler.answer(
+        message,
+        activity.client,
+        activity.local,
+        activity.protocol,
+        key.is_some()
+    ));
     // Regardless of tokio's budget for this task, as by TCP.
     let answered = match futures::poll!(unconstrained(&mut answering)) {
         Poll::Ready(answered) => answered,

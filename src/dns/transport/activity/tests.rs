@@ -1,5 +1,7 @@
 use std::net::Ipv4Addr;
 
+use tokio_util::sync::CancellationToken;
+
 use super::*;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::first_handler;
@@ -29,7 +31,9 @@ fn admitted(
     is_http2: bool,
 ) -> Arc<Activity> {
     let permit = limiter.admit(client).unwrap().0;
-    Activity::new(client, None, ConnectionLimits::default(), Arc::clone(handler), permit, is_http2)
+    let (limits, stop) = (ConnectionLimits::default(), CancellationToken::new());
+    let connection = Connection { client, local: None, limits, handler: Arc::clone(handler), permit, stop };
+    Activity::new(connection, Protocol::Https, is_http2)
 }
 
 /// Returns in how many seconds the connection reaches its deadline, and why.

@@ -47,7 +47,7 @@ impl QuicLimits {
     }
 
     pub(super) fn with(of_all: &Arc<ConnectionLimiter>, max_connections: usize) -> Self {
-        let limiter = of_all.of_protocol("QUIC");
+        let limiter = of_all.of_listener("QUIC");
         limiter.limited_to(max_connections, true);
         Self {
             limiter,

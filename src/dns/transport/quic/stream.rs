@@ -12,7 +12,6 @@ use tokio_util::sync::CancellationToken;
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::{has_option, is_query};
-use crate::dns::net::Protocol;
 use crate::dns::transport::activity::query::{Answer, NoAnswer, answer};
 use crate::dns::transport::activity::{Activity, OpenRequest};
 use crate::dns::transport::tcp::{TRANSFER_TIMEOUT, transfer_pause};
@@ -172,7 +171,7 @@ async fn reply(
     open: &mut OpenRequest,
     stop: &CancellationToken,
 ) -> Result<(), Failure> {
-    let answered = answer(activity, open, Protocol::Quic, query).await;
+    let answered = answer(activity, open, query).await;
     let Answer { bytes, following } = answered.map_err(|none| match none {
         NoAnswer::Busy => Failure::Stream(ErrorCode::ExcessiveLoad),
         NoAnswer::Dropped => Failure::Stream(ErrorCode::InternalError),

@@ -37,7 +37,7 @@ pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection is read after the stop, if the client has sent that much.
 const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
 
-pub(super) struct Connection {
+pub(in crate::dns::transport) struct Connection {
     pub client: SocketAddr,
     /// The local address of the connection, if known.
     pub local: Option<IpAddr>,

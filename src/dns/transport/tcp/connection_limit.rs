@@ -95,9 +95,9 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Returns the limiter of a listener for HTTPS, or of all listeners for QUIC: its own maximum applies in addition to
-    /// these limits.
-    pub(in crate::dns::transport) fn of_protocol(self: &Arc<Self>, protocol: &'static str) -> Arc<Self> {
+    /// Returns the limiter of a listener for HTTPS or gRPC, or of all listeners for QUIC: its own maximum applies in
+    /// addition to these limits.
+    pub(in crate::dns::transport) fn of_listener(self: &Arc<Self>, protocol: &'static str) -> Arc<Self> {
         Arc::new(Self {
             protocol,
             of_all: Some(Arc::clone(self)),
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn listener_has_a_maximum_of_its_own_within_that_of_all() {
         let all = limiter(100);
-        let listener = all.of_protocol("HTTPS");
+        let listener = all.of_listener("HTTPS");
         let admit = |last| listener.limited_to(4, true).admit(client(last));
         let mut own: Vec<_> = [1, 1, 2].map(|last| admit(last).unwrap().0).into();
         assert!(admit(1).is_none(), "half of the maximum");

@@ -1,8 +1,10 @@
-//! What an HTTP request asks for (RFC 8484 section 4.1), and the refusals of requests that aren't DNS queries.
+//! What a request of DNS over HTTPS asks for (RFC 8484 section 4.1).
 
 use data_encoding::BASE64URL_NOPAD;
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue};
+use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap};
 use hyper::{Method, Request, StatusCode, Version};
+
+use super::answer::{Refusal, media_type};
 
 /// The path, as in CoreDNS.
 const PATH: &str = "/dns-query";
@@ -18,23 +20,6 @@ pub(super) enum QuerySource<B> {
     Parameter(Vec<u8>),
     /// In the body.
     Body(B),
-}
-
-/// An HTTP error, with one sentence for the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub status: StatusCode,
-    pub sentence: &'static str,
-}
-
-impl Refusal {
-    pub const fn new(status: StatusCode, sentence: &'static str) -> Self {
-        Self { status, sentence }
-    }
-
-    pub const fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "A query has 65,535 bytes at most.")
-    }
 }
 
 /// Returns where the query of a request is.
@@ -69,16 +54,13 @@ fn parameter(query: &str) -> Result<Vec<u8>, Refusal> {
 }
 
 fn check_body(headers: &HeaderMap) -> Result<(), Refusal> {
-    let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
-    let media_type = headers.get(CONTENT_TYPE).map(text).unwrap_or_default();
-    let essence = media_type.split(';').next().unwrap_or_default().trim();
-    if !essence.eq_ignore_ascii_case(DNS_MESSAGE) {
+    if !media_type(headers).eq_ignore_ascii_case(DNS_MESSAGE) {
         return Err(Refusal::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "The body has to be a DNS message, with the content type application/dns-message.",
         ));
     }
-    let length = headers.get(CONTENT_LENGTH).and_then(|length| text(length).parse::<u64>().ok());
+    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if length.is_some_and(|length| length > MAX_QUERY_BYTES as u64) {
         return Err(Refusal::too_large());
     }

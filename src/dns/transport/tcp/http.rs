@@ -1,8 +1,10 @@
-//! DNS over HTTPS (RFC 8484), by HTTP/1.1 and HTTP/2; without TLS for a proxy in front.
+//! DNS over HTTPS (RFC 8484), by HTTP/1.1 and HTTP/2, and over gRPC, by HTTP/2; without TLS for a proxy in front.
 //!
 //! hyper has the protocols. The timeouts and limits are those of TCP; [`Activity`] has what they depend on.
 
 mod answer;
+mod grpc;
+mod https;
 mod request;
 
 use std::io::{self, Cursor};
@@ -10,10 +12,9 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use answer::respond;
+use answer::Body;
 use futures::future::BoxFuture;
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::Service;
 use hyper::{Request, Response};
@@ -24,15 +25,15 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
 
+use super::HttpConfig;
 use super::connection::{Connection, DRAIN_TIMEOUT};
 use super::limits::ConnectionLimits;
+use crate::dns::net::Protocol;
 use crate::dns::transport::activity::{Activity, Step};
 use crate::dns::transport::tls::ALPN_HTTP2;
 
 /// The first bytes of a client that speaks HTTP/2 (RFC 9113 section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// The maximum number of requests at a time on a connection (RFC 9113 section 5.1.2 recommends 100 at least).
-const MAX_STREAMS: u32 = 100;
 /// The maximum size of the headers of a request.
 const MAX_HEADER_BYTES: u16 = 16 << 10;
 /// The number of bytes that a client may send before they are processed (RFC 9113 section 5.2): a query of maximum
@@ -56,8 +57,12 @@ pub(super) async fn serve(
     connection: Connection,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     tls: Option<TlsAcceptor>,
+    config: HttpConfig,
 ) -> io::Result<()> {
     let Some(tls) = tls else {
+        if config.protocol == Protocol::Grpc {
+            return serve_http(connection, stream, Vec::new(), config, true).await;
+        }
         let (mut stream, mut first) = (stream, Vec::with_capacity(PREFACE.len()));
         let ConnectionLimits { idle, read, .. } = connection.limits;
         let deciding = async {
@@ -70,11 +75,12 @@ pub(super) async fn serve(
             is_http2 = deciding => is_http2?,
             () = connection.stop.cancelled() => return Ok(()),
         };
-        return serve_http(connection, stream, first, is_http2).await;
+        return serve_http(connection, stream, first, config, is_http2).await;
     };
     let Some(stream) = connection.handshake(stream, tls).await? else { return Ok(()) };
-    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP2);
-    serve_http(connection, stream, Vec::new(), is_http2).await
+    let by_alpn = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP2);
+    let is_http2 = by_alpn || config.protocol == Protocol::Grpc;
+    serve_http(connection, stream, Vec::new(), config, is_http2).await
 }
 
 /// Reads until the bytes decide whether the client speaks HTTP/2.
@@ -92,17 +98,18 @@ async fn serve_http(
     connection: Connection,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send,
     first: Vec<u8>,
+    config: HttpConfig,
     is_http2: bool,
 ) -> io::Result<()> {
-    let Connection { client, local, limits, handler, permit, stop } = connection;
-    let activity = Activity::new(client, local, limits, handler, permit, is_http2);
+    let (limits, stop) = (connection.limits, connection.stop.clone());
+    let activity = Activity::new(connection, config.protocol, is_http2);
     let (reader, writer) = tokio::io::split(stream);
     let received = Arc::clone(&activity);
     let reader = InspectReader::new(Cursor::new(first).chain(reader), move |bytes: &[u8]| {
         received.received(bytes.len());
     });
     let stream = TokioIo::new(tokio::io::join(reader, writer));
-    let mut serving = Http::new(stream, &activity, is_http2);
+    let mut serving = Http::new(stream, &activity, config.max_streams);
     let outcome = drive(&mut serving, &activity, &stop).await;
     let is_late = outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
     if let (Http::One(connection), false) = (serving, is_late) {
@@ -163,12 +170,16 @@ async fn shut_down(
 struct Requests(Arc<Activity>);
 
 impl Service<Request<Incoming>> for Requests {
-    type Response = Response<Full<Bytes>>;
+    type Response = Response<Body>;
     type Error = io::Error;
     type Future = BoxFuture<'static, io::Result<Self::Response>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        Box::pin(respond(Arc::clone(&self.0), request))
+        let activity = Arc::clone(&self.0);
+        match activity.protocol {
+            Protocol::Grpc => Box::pin(grpc::respond(activity, request)),
+            _ => Box::pin(https::respond(activity, request)),
+        }
     }
 }
 
@@ -179,9 +190,9 @@ enum Http<S: AsyncRead + AsyncWrite + Unpin> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Http<S> {
-    fn new(stream: TokioIo<S>, activity: &Arc<Activity>, is_http2: bool) -> Self {
+    fn new(stream: TokioIo<S>, activity: &Arc<Activity>, max_streams: u32) -> Self {
         let requests = Requests(Arc::clone(activity));
-        if !is_http2 {
+        if !activity.is_http2 {
             // hyper's timeout also limits the pause between requests; `Activity` has one that doesn't.
             let connection = http1::Builder::new()
                 .header_read_timeout(None)
@@ -192,7 +203,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http<S> {
             return Self::One(Box::new(connection));
         }
         let connection = http2::Builder::new(TokioExecutor::new())
-            .max_concurrent_streams(MAX_STREAMS)
+            .max_concurrent_streams(max_streams)
             .max_header_list_size(MAX_HEADER_BYTES.into())
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .max_local_error_reset_streams(MAX_ERROR_RESETS)

@@ -3,8 +3,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use data_encoding::BASE64URL_NOPAD;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full};
 use hyper::StatusCode;
+use hyper::body::Bytes;
 use hyper::client::conn::http2::{SendRequest, handshake};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap};
 use tokio::io::{DuplexStream, duplex};
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 use super::request::DNS_MESSAGE;
 use super::*;
 use crate::dns::chain::handler::Handler;
+use crate::dns::message::grpc;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
@@ -45,13 +47,17 @@ struct Served {
 }
 
 fn served(upstream: SocketAddr, queries: u64, buffer: usize) -> Served {
+    served_by(HttpConfig::https(None), upstream, queries, buffer)
+}
+
+fn served_by(config: HttpConfig, upstream: SocketAddr, queries: u64, buffer: usize) -> Served {
     let (client, server) = duplex(buffer);
     let (handler, stop) = (handler(upstream), CancellationToken::new());
     let (permit, _) =
         Arc::new(ConnectionLimiter::new(handler.metrics.group().unwrap())).admit(CLIENT).unwrap();
     let limits = ConnectionLimits { queries, ..Default::default() };
     let connection = Connection { client: CLIENT, local: None, limits, handler, permit, stop: stop.clone() };
-    Served { client, serving: tokio::spawn(serve(connection, server, None)), stop }
+    Served { client, serving: tokio::spawn(serve(connection, server, None, config)), stop }
 }
 
 /// Like [`served`], without an upstream.
@@ -337,5 +343,109 @@ async fn first_bytes_decide_the_version_however_they_arrive() {
         let (found, ()) = tokio::join!(has_preface(&mut server, &mut first), writing);
         assert_eq!(found.unwrap(), expected);
         assert!(bytes.starts_with(&first));
+    }
+}
+
+/// A connection of DNS over gRPC.
+fn by_grpc(upstream: SocketAddr) -> Served {
+    served_by(HttpConfig::grpc(None, None), upstream, u64::MAX, 1 << 16)
+}
+
+fn call(body: Vec<u8>) -> Request<Full<Bytes>> {
+    let request = Request::post(format!("http://dns.example{}", grpc::PATH));
+    request.header(CONTENT_TYPE, grpc::MEDIA_TYPE).body(Full::new(body.into())).unwrap()
+}
+
+/// Returns the HTTP status, the status of gRPC, the sentence about it, and the body.
+async fn call_status(
+    sender: &mut SendRequest<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+) -> (u16, String, String, Bytes) {
+    let (head, body) = sender.send_request(request).await.unwrap().into_parts();
+    assert_eq!(head.headers[CONTENT_TYPE], grpc::MEDIA_TYPE);
+    let body = body.collect().await.unwrap();
+    let trailers = body.trailers().cloned().unwrap_or(head.headers);
+    let text = |name| trailers.get(name).map_or_else(String::new, |value| value.to_str().unwrap().to_owned());
+    (head.status.as_u16(), text(grpc::STATUS), text(grpc::STATUS_MESSAGE), body.to_bytes())
+}
+
+#[tokio::test]
+async fn calls_of_grpc_get_answers_with_their_id() {
+    let mut sender = http2(by_grpc(CLIENT).client).await;
+    for (name, rcode) in [
+        ("web.default.lb.internal.", ResponseCode::NoError),
+        ("none.default.lb.internal.", ResponseCode::NXDomain),
+        ("a.example.", ResponseCode::ServFail),
+    ] {
+        // From the second query on the answer may come from the response cache.
+        for id in [0, 7, 0xffff] {
+            let asked = call(grpc::encode(&query(name, id)));
+            let (http, status, _, body) = call_status(&mut sender, asked).await;
+            assert_eq!((http, &*status), (200, "0"), "{name}");
+            let answer = Message::from_vec(grpc::decode(&body).unwrap()).unwrap();
+            assert_eq!((answer.metadata.id, answer.metadata.response_code), (id, rcode), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn wrong_calls_of_grpc_get_a_status_and_a_sentence() {
+    let whole = grpc::encode(&query("web.default.lb.internal.", 1));
+    let mut compressed = whole.clone();
+    compressed[0] = 1;
+    let mut answer = query("web.default.lb.internal.", 1);
+    answer[2] |= 0x80;
+    for (body, expected) in [
+        (grpc::encode(b"no query"), "3"),
+        (grpc::encode(&answer), "3"),
+        (vec![0; 100_000], "8"),
+        (grpc::encode(&[0; 65_536]), "8"),
+        (compressed, "12"),
+        (whole.repeat(2), "12"),
+        (vec![], "13"),
+        (whole[..whole.len() - 1].to_vec(), "13"),
+        (vec![0, 0, 0, 0, 1, 0xff], "13"),
+    ] {
+        let mut sender = http2(by_grpc(CLIENT).client).await;
+        let (http, status, sentence, body) = call_status(&mut sender, call(body)).await;
+        assert_eq!((http, &*status), (200, expected), "{sentence}");
+        assert!(sentence.ends_with('.') && body.is_empty(), "{sentence}");
+        let (http, status, ..) = call_status(&mut sender, post("web.default.lb.internal.", 1)).await;
+        assert_eq!((http, &*status), (415, "3"));
+        // Neither of them ended the connection.
+        assert_eq!(call_status(&mut sender, call(whole.clone())).await.1, "0");
+    }
+}
+
+#[tokio::test]
+async fn connections_of_grpc_end_at_the_stop_and_without_http_2() {
+    for sent in ["", "PRI * HT", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+        let Served { mut client, serving, stop } = by_grpc(CLIENT);
+        client.write_all(sent.as_bytes()).await.unwrap();
+        tokio::task::yield_now().await;
+        if !sent.starts_with("GET") {
+            stop.cancel();
+        }
+        let _ = serving.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn client_learns_the_maximum_of_queries_at_a_time() {
+    for (config, expected) in [
+        (HttpConfig::https(None), 100),
+        (HttpConfig::grpc(None, None), 256),
+        (HttpConfig::grpc(None, Some(7)), 7),
+    ] {
+        let mut client = served_by(config, CLIENT, u64::MAX, 1 << 16).client;
+        // An empty SETTINGS frame follows (RFC 9113 section 3.4).
+        client.write_all(&[PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat()).await.unwrap();
+        let mut head = [0; 9];
+        client.read_exact(&mut head).await.unwrap();
+        let mut settings = vec![0; usize::from(head[2])];
+        client.read_exact(&mut settings).await.unwrap();
+        // SETTINGS_MAX_CONCURRENT_STREAMS (RFC 9113 section 6.5.2).
+        let max = settings.chunks(6).find_map(|setting| setting.strip_prefix(&[0, 3]));
+        assert_eq!((head[3], max), (4, Some(&u32::to_be_bytes(expected)[..])));
     }
 }

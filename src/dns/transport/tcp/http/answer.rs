@@ -1,0 +1,106 @@
+//! Reads the body of a request and answers its query, for DNS over HTTPS and over gRPC.
+
+use std::convert::Infallible;
+use std::future::Ready;
+use std::io;
+use std::pin::pin;
+use std::task::Poll;
+
+use http_body_util::combinators::WithTrailers;
+use http_body_util::{BodyExt, Either, Full};
+use hyper::StatusCode;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
+use tokio::time::timeout;
+
+use crate::dns::message::header::is_query;
+use crate::dns::transport::activity::query::{self, NoAnswer};
+use crate::dns::transport::activity::{Activity, OpenRequest};
+
+/// The size of a body in bytes up to which it needs no quota.
+const SMALL_BODY_BYTES: usize = 4096;
+
+const BUSY: Refusal =
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "Too many queries wait to be answered; try again.");
+const DROPPED: Refusal = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The query gets no answer.");
+pub(super) const ENDING: Refusal =
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "The connection is about to end.");
+
+/// The body of a response; by gRPC with trailers.
+pub(super) type Body =
+    Either<Full<Bytes>, WithTrailers<Full<Bytes>, Ready<Option<Result<HeaderMap, Infallible>>>>>;
+
+/// An HTTP error, with one sentence for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub status: StatusCode,
+    pub sentence: &'static str,
+}
+
+impl Refusal {
+    pub const fn new(status: StatusCode, sentence: &'static str) -> Self {
+        Self { status, sentence }
+    }
+
+    pub const fn too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "A query has 65,535 bytes at most.")
+    }
+}
+
+/// Returns the media type of a body, without its parameters; empty if there is none.
+pub(super) fn media_type(headers: &HeaderMap) -> &str {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim()
+}
+
+/// Reads the body of a request, which has at most `max` bytes.
+///
+/// # Errors
+/// If the connection or the stream breaks.
+pub(super) async fn read_body(
+    activity: &Activity,
+    open: &mut OpenRequest,
+    mut body: Incoming,
+    max: usize,
+) -> io::Result<Result<Vec<u8>, Refusal>> {
+    let mut share = activity.body_share();
+    let mut reading = pin!(async {
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
+            let length = bytes.len() + data.len();
+            if length > max {
+                return Ok(Err(Refusal::too_large()));
+            }
+            if length > SMALL_BODY_BYTES && !share.resize(length) {
+                return Ok(Err(BUSY));
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(Ok(bytes))
+    });
+    if let Poll::Ready(read) = futures::poll!(&mut reading) {
+        return read;
+    }
+    if !open.may_wait() {
+        return Ok(Err(BUSY));
+    }
+    let late = || Ok(Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "The body doesn't arrive in time.")));
+    timeout(activity.limits.read, reading).await.unwrap_or_else(|_| late())
+}
+
+/// Returns the answer to a DNS message.
+pub(super) async fn answer_query(
+    activity: &Activity,
+    open: &mut OpenRequest,
+    message: Vec<u8>,
+) -> Result<Vec<u8>, Refusal> {
+    if !is_query(&message) {
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, "There is no DNS query with one question."));
+    }
+    let answered = query::answer(activity, open, message).await;
+    answered.map(|answer| answer.bytes).map_err(|none| match none {
+        NoAnswer::Busy => BUSY,
+        NoAnswer::Dropped => DROPPED,
+    })
+}
