@@ -1,6 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
-//! results for mutated streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone
-//! files, zone transfers, signed messages, files with keys, manifests, answers of the API server, and snapshots.
+//! results for mutated bodies of gRPC, streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and
+//! *template*, zone files, zone transfers, signed messages, files with keys, manifests, answers of the API server, and
+//! snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -12,6 +13,7 @@
 
 mod connection;
 mod corefile;
+mod grpc;
 mod https;
 mod key_file;
 mod links;
@@ -50,6 +52,7 @@ const QUESTIONS: Kind = Kind { name: "queries", full: 7_000_000, short: 1_000_00
 const REPLIES: Kind = Kind { name: "replies of upstreams", full: 2_500_000, short: 200_000 };
 const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_000 };
 const HTTPS: Kind = Kind { name: "connections for DNS over HTTPS", full: 2_000_000, short: 20_000 };
+const GRPC: Kind = Kind { name: "bodies of gRPC", full: 2_000_000, short: 100_000 };
 const QUIC: Kind = Kind { name: "streams of DNS over QUIC", full: 2_000_000, short: 100_000 };
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
@@ -277,6 +280,14 @@ fn mutated_https_connections_get_well_formed_responses() {
 }
 
 #[test]
+fn mutated_bodies_of_grpc_have_one_message_or_none() {
+    let start = || |body: &[u8], which: usize| grpc::try_body(body, which % 2 == 0).map(str::to_owned);
+    let tally = try_all(grpc::seeds(), GRPC, start);
+    let kinds = ["a message", "nothing", "compressed", "too large", "incomplete", "several", "malformed"];
+    assert_mixed(&tally, GRPC, &kinds);
+}
+
+#[test]
 fn mutated_replies_yield_only_records_of_the_query() {
     let start = || |packet: &[u8], _: usize| reply::try_reply(packet).map(str::to_owned);
     let tally = try_all(seeds::replies(), REPLIES, start);
@@ -393,6 +404,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("grpc", owned(grpc::seeds())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),
