@@ -416,8 +416,8 @@ impl Configuration {
         Ok(())
     }
 
-    /// Returns the connection settings of a listener: TLS, `https`, `grpc_server` and `quic` from the first of its blocks
-    /// that has them, limits from the last block that sets them.
+    /// Returns the connection settings of a listener: TLS, `https`, `grpc_server` and `quic` from the first of its
+    /// blocks that has them, limits from the last block that sets them.
     #[must_use]
     pub fn connection_config(&self, listener: &Listener) -> ConnectionConfig {
         let builders = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);

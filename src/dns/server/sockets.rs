@@ -63,9 +63,9 @@ impl PortReservation {
     }
 }
 
-/// Opens the same port for UDP and TCP, a TCP port for TLS, HTTPS or gRPC, or a UDP port for QUIC; port 0 means any free
-/// port. `reuse_port` sets SO_REUSEPORT, so that the port can be shared with a listener of this process that is about to
-/// stop.
+/// Opens the same port for UDP and TCP, a TCP port for TLS, HTTPS or gRPC, or a UDP port for QUIC; port 0 means any
+/// free port. `reuse_port` sets SO_REUSEPORT, so that the port can be shared with a listener of this process that is
+/// about to stop.
 pub(crate) fn open(
     listen: ListenAddress,
     place: &Position,

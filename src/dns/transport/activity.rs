@@ -13,8 +13,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::client_quota::QuotaGuard;
+use super::tcp::connection::Connection;
 use super::tcp::connection_limit::ConnectionPermit;
-use super::tcp::{Connection, ConnectionLimits};
+use super::tcp::limits::ConnectionLimits;
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::Protocol;
 

@@ -27,7 +27,8 @@ use stream::MAX_QUERY_BYTES;
 pub use stream::query_of;
 
 use super::activity::Activity;
-use super::tcp::{Connection, ConnectionConfig};
+use super::tcp::ConnectionConfig;
+use super::tcp::connection::Connection;
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, bind_with};
 

@@ -1,10 +1,10 @@
 //! DNS over TCP (RFC 7766), over TLS (RFC 7858), over HTTPS (RFC 8484) and over gRPC.
 
-mod connection;
+pub(super) mod connection;
 pub mod connection_limit;
 mod framing;
 mod http;
-mod limits;
+pub(super) mod limits;
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,11 +12,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-pub(super) use connection::Connection;
+use connection::Connection;
 use connection_limit::ConnectionLimiter;
 use futures::future::Abortable;
 pub use limits::{ConnectionLimits, Timeouts};
-pub(super) use limits::{TRANSFER_TIMEOUT, transfer_pause};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};

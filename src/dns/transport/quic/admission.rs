@@ -14,9 +14,9 @@ use crate::dns::transport::tcp::connection_limit::{ConnectionLimiter, Connection
 
 /// The maximum number of connections: with hostile clients each takes up to 200 KiB of memory. A client may have half.
 const MAX_CONNECTIONS: usize = 1000;
-/// The maximum number of connections that aren't freed yet: a closed connection stays for some seconds (RFC 9000
+/// How many times as many connections may not be freed yet: a closed connection stays for some seconds (RFC 9000
 /// section 10.2).
-const MAX_PLACES: usize = 2 * MAX_CONNECTIONS;
+const PLACES_FACTOR: usize = 2;
 /// The maximum number of handshakes with addresses that may be forged. Further clients are asked to prove theirs (RFC
 /// 9000 section 8.1.2), which takes a round trip.
 const MAX_UNVALIDATED: usize = 64;
@@ -51,7 +51,7 @@ impl QuicLimits {
         limiter.limited_to(max_connections, true);
         Self {
             limiter,
-            places: ClientQuota::new(max_connections * (MAX_PLACES / MAX_CONNECTIONS)),
+            places: ClientQuota::new(PLACES_FACTOR * max_connections),
             unvalidated: Arc::new(Semaphore::new(MAX_UNVALIDATED)),
         }
     }

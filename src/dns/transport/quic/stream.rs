@@ -14,7 +14,7 @@ use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::{has_option, is_query};
 use crate::dns::transport::activity::query::{Answer, NoAnswer, answer};
 use crate::dns::transport::activity::{Activity, OpenRequest};
-use crate::dns::transport::tcp::{TRANSFER_TIMEOUT, transfer_pause};
+use crate::dns::transport::tcp::limits::{TRANSFER_TIMEOUT, transfer_pause};
 
 /// The maximum size of a query in bytes, as by TCP.
 pub(super) const MAX_QUERY_BYTES: u32 = 4096;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for hours.
+/// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for
+/// hours.
 pub(in crate::dns::transport) const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
 /// The minimum pause after each message of a zone transfer.
 const MIN_TRANSFER_PAUSE: Duration = Duration::from_millis(1);
