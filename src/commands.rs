@@ -46,8 +46,8 @@ use crate::stub::platform::Resolver;
 use crate::sync::k8s::client::{ApiServer, kill_credential_programs};
 use crate::takeover::takeover;
 /// Warnings of kube and errors of rustls-platform-verifier repeat on every retry what lb-linker logs once; any packet can
-/// cause hickory's warnings, and any client of DNS over HTTPS those of h2.
-const DEFAULT_LOG: &str = "info,h2=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off,rustls_platform_verifier=off";
+/// cause hickory's warnings, and any client of DNS over HTTPS or QUIC those of h2 and quinn.
+const DEFAULT_LOG: &str = "info,h2=error,hickory_proto=error,kube_client=off,kube_runtime=off,notify=off,quinn_proto=error,rustls_platform_verifier=off";
 
 /// Stable DNS names for load balancers: watches LoadBalancer Services, keeps an ExternalName Service for
 /// each, and answers DNS for them.

@@ -26,6 +26,16 @@ pub enum Protocol {
     Https,
     /// gRPC, as in CoreDNS.
     Grpc,
+    /// QUIC (RFC 9250).
+    Quic,
+}
+
+impl Protocol {
+    /// Returns whether the protocol is UDP, or one on UDP: metrics and the log have `udp` for both, as in CoreDNS.
+    #[must_use]
+    pub fn is_over_udp(self) -> bool {
+        matches!(self, Self::Udp | Self::Quic)
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -36,6 +46,7 @@ impl fmt::Display for Protocol {
             Self::Tls => "tls",
             Self::Https => "https",
             Self::Grpc => "grpc",
+            Self::Quic => "quic",
         })
     }
 }

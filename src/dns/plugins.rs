@@ -19,13 +19,13 @@
 //!
 //! What has no effect here is read as CoreDNS reads it, and causes a warning: the plugins `multisocket [NUMBER]`,
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
-//! *prometheus*, and labels of *log* that no plugin here has.
+//! *prometheus*, `worker_pool_size` of *quic*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, grpc_server, https, timeouts,
-//! multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64,
-//! any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer,
-//! hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, grpc, erratic,
-//! whoami.
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, quic, grpc_server, https,
+//! timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log,
+//! local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template,
+//! transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, grpc,
+//! erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -71,6 +71,7 @@ pub(crate) mod nets;
 mod no_effect;
 mod nsid;
 mod prometheus;
+mod quic;
 mod ready;
 mod refusal_log;
 mod refusals;
@@ -107,7 +108,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("geoip", None),
     ("cancel", Some(cancel::set_up)),
     ("proxyproto", None),
-    ("quic", None),
+    ("quic", Some(quic::set_up)),
     ("grpc_server", Some(grpc_server::set_up)),
     ("https", Some(https::set_up)),
     ("https3", None),

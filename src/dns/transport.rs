@@ -1,7 +1,10 @@
-//! The transports: UDP, TCP, TLS, HTTPS and gRPC.
+//! The transports: UDP, TCP, TLS, HTTPS, gRPC and QUIC.
 
+mod activity;
 pub(crate) mod client_quota;
 pub mod metrics;
+pub mod quic;
 pub mod tcp;
+mod thread_cache;
 pub mod tls;
 pub mod udp;

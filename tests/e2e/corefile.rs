@@ -33,6 +33,7 @@ mod load;
 mod logs;
 mod metrics;
 mod metrics_tls;
+mod quic;
 mod reload;
 mod rewrite;
 mod small_plugins;

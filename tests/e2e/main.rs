@@ -52,6 +52,7 @@ mod name_sources;
 mod outages;
 mod overload;
 mod policy;
+mod quic;
 mod recreation;
 mod refusals;
 mod release;

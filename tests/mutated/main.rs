@@ -1,6 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
-//! results for mutated bodies of gRPC, replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers,
-//! signed messages, files with keys, manifests, answers of the API server, and snapshots.
+//! results for mutated bodies of gRPC, streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and
+//! *template*, zone files, zone transfers, signed messages, files with keys, manifests, answers of the API server, and
+//! snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -20,6 +21,7 @@ mod manifest;
 mod mutate;
 mod object_seeds;
 mod question;
+mod quic;
 mod reply;
 mod rules;
 #[path = "../e2e/harness/scale.rs"]
@@ -51,6 +53,7 @@ const REPLIES: Kind = Kind { name: "replies of upstreams", full: 2_500_000, shor
 const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_000 };
 const HTTPS: Kind = Kind { name: "connections for DNS over HTTPS", full: 2_000_000, short: 20_000 };
 const GRPC: Kind = Kind { name: "bodies of gRPC", full: 2_000_000, short: 100_000 };
+const QUIC: Kind = Kind { name: "streams of DNS over QUIC", full: 2_000_000, short: 100_000 };
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
@@ -253,6 +256,13 @@ fn mutated_streams_get_an_answer_for_each_query() {
 }
 
 #[test]
+fn mutated_quic_streams_are_queries_or_violate_the_protocol() {
+    let start = || move |bytes: &[u8], _: usize| quic::try_quic(bytes).map(str::to_owned);
+    let tally = try_all(seeds::quic_streams(), QUIC, start);
+    assert_mixed(&tally, QUIC, &["a query", "another length", "no query"]);
+}
+
+#[test]
 fn mutated_https_connections_get_well_formed_responses() {
     let start = || {
         let server = ConnectionServer::start(true);
@@ -399,6 +409,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),
         ("question", owned(seeds::questions())),
+        ("quic", owned(seeds::quic_streams())),
         ("reply", owned(seeds::replies())),
         ("rules", owned(seeds::rules())),
         ("snapshot", owned(object_seeds::snapshots())),

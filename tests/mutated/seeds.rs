@@ -449,6 +449,18 @@ pub fn streams() -> Vec<Seed> {
     all
 }
 
+/// Returns streams of DNS over QUIC with the queries of [`questions`], and with one that has edns-tcp-keepalive.
+pub fn quic_streams() -> Vec<Seed> {
+    let mut all = questions();
+    all.push(("keepalive", edns(1232, &[(11, &[0, 100])])));
+    for (_, message) in &mut all {
+        message.iter_mut().take(2).for_each(|byte| *byte = 0);
+        let length = u16::try_from(message.len()).unwrap();
+        message.splice(0..0, length.to_be_bytes());
+    }
+    all
+}
+
 /// Returns connections of HTTP/1.1 and HTTP/2 with queries for `web.default.lb.internal`.
 pub fn https() -> Vec<Seed> {
     let message = bytes(&query("web.default.lb.internal. A"));

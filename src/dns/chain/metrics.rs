@@ -46,6 +46,8 @@ pub struct ServerMetrics {
     pub panics: IntCounter,
     /// The responses of DNS over HTTPS, by `server` and HTTP `status`.
     pub https_responses: IntCounterVec,
+    /// The answers of DNS over QUIC, and the connections that ended by an error, by `server` and error code.
+    pub quic_responses: IntCounterVec,
 }
 
 #[derive(Clone, Debug)]
@@ -69,6 +71,11 @@ struct Descs {
 fn https_responses() -> Result<IntCounterVec, prometheus::Error> {
     let help = "Counter of DoH responses per server and http status code.";
     IntCounterVec::new(Opts::new("coredns_dns_https_responses_total", help), &["server", "status"])
+}
+
+fn quic_responses() -> Result<IntCounterVec, prometheus::Error> {
+    let help = "Counter of DoQ responses per server and QUIC application code.";
+    IntCounterVec::new(Opts::new("coredns_dns_quic_responses_total", help), &["server", "status"])
 }
 
 impl MetricGroup for ServerMetrics {
@@ -126,6 +133,7 @@ impl MetricGroup for ServerMetrics {
             )?,
             panics: registered(registry, panics)?,
             https_responses: registered(registry, https_responses())?,
+            quic_responses: registered(registry, quic_responses())?,
         })
     }
 }
@@ -192,7 +200,7 @@ impl ZoneMetrics {
     /// can be counted in the same way; `None` if the answer isn't reusable, or if there are too many pairs of rcode and
     /// plugin.
     pub fn count(&self, counted: &RequestStats, since: Instant) -> Option<MetricDeltas> {
-        let by_tcp = usize::from(counted.protocol != Protocol::Udp);
+        let by_tcp = usize::from(!counted.protocol.is_over_udp());
         let by_ipv6 = usize::from(counted.is_ipv6);
         let qtype = TYPES.iter().position(|known| *known == counted.qtype);
         let place = (by_tcp * 2 + by_ipv6) * (TYPES.len() + 1) + qtype.unwrap_or(TYPES.len());

@@ -18,6 +18,8 @@ pub enum Scheme {
     Https,
     /// gRPC, as in CoreDNS.
     Grpc,
+    /// QUIC (RFC 9250).
+    Quic,
 }
 
 /// A zone of a block, and the transport and port that serve it.
@@ -37,19 +39,33 @@ impl fmt::Display for Scheme {
             Self::Tls => "tls",
             Self::Https => "https",
             Self::Grpc => "grpc",
+            Self::Quic => "quic",
         })
     }
 }
 
 impl Scheme {
-    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1, RFC 9110 section 4.2.2).
+    /// Returns the default port (RFC 1035 section 4.2, RFC 7858 section 3.1, RFC 9110 section 4.2.2, RFC 9250 section
+    /// 4.1.1).
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
             Self::Dns => 53,
-            Self::Tls => 853,
+            Self::Tls | Self::Quic => 853,
             Self::Https | Self::Grpc => 443,
         }
+    }
+
+    /// Returns whether listeners of the scheme use TCP.
+    #[must_use]
+    pub fn is_over_tcp(self) -> bool {
+        self != Self::Quic
+    }
+
+    /// Returns whether listeners of both schemes can't have the same port: both use UDP, or both TCP.
+    #[must_use]
+    pub fn shares_ports_with(self, other: Self) -> bool {
+        self == Self::Dns || other == Self::Dns || self.is_over_tcp() == other.is_over_tcp()
     }
 }
 
@@ -66,9 +82,10 @@ pub fn addresses(word: &Token) -> Result<Vec<Address>, CorefileError> {
         Some(("tls", rest)) => (Scheme::Tls, rest),
         Some(("https", rest)) => (Scheme::Https, rest),
         Some(("grpc", rest)) => (Scheme::Grpc, rest),
+        Some(("quic", rest)) => (Scheme::Quic, rest),
         Some((scheme, _)) => {
             return Err(wrong(format!(
-                "{scheme}:// isn't supported; the schemes are dns://, tls://, https:// and grpc://"
+                "{scheme}:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://"
             )));
         }
     };
@@ -151,6 +168,8 @@ mod tests {
             ("https://example.org", &["Https example.org. 443"]),
             ("https://.:8443", &["Https . 8443"]),
             ("grpc://example.org", &["Grpc example.org. 443"]),
+            ("quic://example.org", &["Quic example.org. 853"]),
+            ("quic://.:8853", &["Quic . 8853"]),
             ("10.0.0.0/8", &["Dns 10.in-addr.arpa. 53"]),
             ("10.1.0.0/16:54", &["Dns 1.10.in-addr.arpa. 54"]),
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
@@ -173,11 +192,29 @@ mod tests {
     }
 
     #[test]
+    fn only_quic_may_have_the_port_of_tls_or_https() {
+        for (one, other, shares) in [
+            (Scheme::Quic, Scheme::Tls, false),
+            (Scheme::Quic, Scheme::Https, false),
+            (Scheme::Quic, Scheme::Quic, true),
+            (Scheme::Quic, Scheme::Dns, true),
+            (Scheme::Tls, Scheme::Https, true),
+            (Scheme::Tls, Scheme::Dns, true),
+        ] {
+            assert_eq!(
+                (one.shares_ports_with(other), other.shares_ports_with(one)),
+                (shares, shares),
+                "{one} {other}"
+            );
+        }
+    }
+
+    #[test]
     fn invalid_addresses_are_refused_with_a_hint() {
         for (text, expected) in [
             (
                 "https3://.",
-                "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https:// and grpc://",
+                "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://",
             ),
             ("example.org:", "Corefile:1:1: a port has to follow the last colon of \"example.org:\""),
             ("example.org:65536", "Corefile:1:1: a port is a number from 0 to 65535"),

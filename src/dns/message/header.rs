@@ -110,6 +110,21 @@ pub(crate) fn disable_empty_subnets(message: &mut [u8]) {
     }
 }
 
+/// Returns whether the message has this EDNS option.
+pub(crate) fn has_option(message: &[u8], code: u16) -> bool {
+    let Some(opt) = opt_of(message) else { return false };
+    let mut options = message.get(opt + 10..).unwrap_or_default();
+    let length = usize::from(u16::from_be_bytes([message[opt + 8], message[opt + 9]]));
+    options = options.get(..length).unwrap_or(options);
+    while let Some((option, rest)) = options.split_first_chunk::<4>() {
+        if option[..2] == code.to_be_bytes() {
+            return true;
+        }
+        options = rest.get(usize::from(u16::from_be_bytes([option[2], option[3]]))..).unwrap_or_default();
+    }
+    false
+}
+
 /// Returns the DO bit if the message has an OPT record.
 fn dnssec_ok_of(message: &[u8]) -> Option<bool> {
     opt_of(message).map(|opt| message[opt + 6] & 0x80 != 0)

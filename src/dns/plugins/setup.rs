@@ -136,6 +136,8 @@ pub struct BlockBuilder {
     /// The maximum numbers of connections, and of queries at a time on each, that `grpc_server` sets.
     pub grpc_connections: Option<usize>,
     pub grpc_streams: Option<u32>,
+    /// The maximum number of streams at a time on a connection that `quic` sets.
+    pub quic_streams: Option<u32>,
     pub debug: bool,
     pub endpoints: Vec<HttpEndpoint>,
     pub tasks: Vec<Task>,

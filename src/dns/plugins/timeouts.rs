@@ -1,6 +1,6 @@
 //! # Name
 //!
-//! *timeouts* - sets timeouts and limits for connections by TCP, TLS, HTTPS and gRPC.
+//! *timeouts* - sets timeouts and limits for connections by TCP, TLS, HTTPS, gRPC and QUIC.
 //!
 //! # Description
 //!
@@ -20,7 +20,7 @@
 //! is in seconds.
 //!
 //! - `read DURATION`: for the rest of a query after its first byte, and for the TLS handshake; by HTTPS for the headers
-//!   of HTTP/1.1, and by HTTPS and gRPC for a body. 5s by default.
+//!   of HTTP/1.1, and by HTTPS and gRPC for a body; by QUIC for the handshake and for each stream. 5s by default.
 //! - `write DURATION`: for the client to receive about 4 KiB of answers, or one bigger answer; a client that reads
 //!   steadily gets all answers. 5s by default.
 //! - `idle DURATION`: from an answer, or the start of the connection, to the next query. 30s by default.

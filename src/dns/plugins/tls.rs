@@ -1,18 +1,20 @@
 //! # Name
 //!
-//! *tls* - sets the certificate of a server for DNS over TLS, HTTPS or gRPC.
+//! *tls* - sets the certificate of a server for DNS over TLS, HTTPS, gRPC or QUIC.
 //!
 //! # Description
 //!
-//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs
-//! this plugin. So do blocks `https://` ([*https*](#https)) and `grpc://` ([*grpc_server*](#grpc_server)), unless a
-//! proxy in front of them has the certificate. In other blocks it has no effect. TLS 1.2 and 1.3 are supported. The
-//! files are read with the Corefile: *reload* also notices a renewed certificate.
+//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and
+//! needs this plugin. So do blocks `quic://` ([*quic*](#quic)), and blocks `https://` ([*https*](#https)) and
+//! `grpc://` ([*grpc_server*](#grpc_server)), unless a proxy in front of them has the certificate. In other blocks it
+//! has no effect. TLS 1.2 and 1.3 are supported, by QUIC 1.3. The files are read with the Corefile: *reload* also
+//! notices a renewed certificate.
 //!
 //! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and its options are rejected:
-//! use cert-manager or another client to write the files. `keylog` is rejected, because it exposes the content of every
-//! connection. A client that offers ALPN protocols without `dot` (by HTTPS `h2` and `http/1.1`, by gRPC `h2`) is
-//! rejected, because it doesn't want DNS. A second line is an error; in CoreDNS the last one counts.
+//! use cert-manager or another client to write the files. `keylog` is rejected, because it exposes the content of
+//! every connection. A client that offers ALPN protocols without `dot` (by HTTPS `h2` and `http/1.1`, by gRPC `h2`),
+//! and one that doesn't offer `doq` by QUIC, is rejected, because it doesn't want DNS. A second line is an error; in
+//! CoreDNS the last one counts.
 //!
 //! # Syntax
 //!

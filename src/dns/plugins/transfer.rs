@@ -8,11 +8,11 @@
 //! transferred, to clients that a line of the plugin lists. Without a line for it, no zone is transferred. [Zone
 //! transfers](transfers.md) has complete examples with BIND.
 //!
-//! By TCP and TLS, AXFR (RFC 5936) gets the whole zone. IXFR (RFC 1995) gets the SOA record alone if the client has the
-//! present serial or a newer one, and otherwise the whole zone. By UDP, HTTPS and gRPC, IXFR gets the SOA record alone,
-//! so that the client comes again by TCP. A transfer is one state of the zone, though the zone changes meanwhile. Other
-//! clients, AXFR by UDP, HTTPS or gRPC, names that are no zone's origin, and zones of other plugins get REFUSED, and the
-//! log has the reason; a zone that can't be served at present gets SERVFAIL.
+//! By TCP, TLS and QUIC, AXFR (RFC 5936) gets the whole zone. IXFR (RFC 1995) gets the SOA record alone if the client
+//! has the present serial or a newer one, and otherwise the whole zone. By UDP, HTTPS and gRPC, IXFR gets the SOA
+//! record alone, so that the client comes again by TCP. A transfer is one state of the zone, though the zone changes
+//! meanwhile. Other clients, AXFR by UDP, HTTPS or gRPC, names that are no zone's origin, and zones of other plugins
+//! get REFUSED, and the log has the reason; a zone that can't be served at present gets SERVFAIL.
 //!
 //! At most 4 transfers are under way at once in the whole process, 2 of them to clients that only `*` admits, and 1 for
 //! each client, or for the /64 of an IPv6 client that only `*` admits: further ones wait up to 3 seconds, and then get
@@ -224,7 +224,7 @@ impl Transfer {
         let held = match (request.query.query_type(), request.soa_serial) {
             (RecordType::IXFR, None) => return Err(PluginError::new(ResponseCode::FormErr, "")),
             (RecordType::IXFR, held) => held,
-            _ if has_one_message => return Err(refused("AXFR is answered only by TCP and TLS")),
+            _ if has_one_message => return Err(refused("AXFR is answered only by TCP, TLS and QUIC")),
             _ => None,
         };
         let unserved = || PluginError::servfail(format!("the zone {origin} can't be served at present"));

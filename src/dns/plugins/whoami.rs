@@ -15,7 +15,6 @@ use super::setup::Setup;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
-use crate::dns::net::Protocol;
 
 const NAME: &str = "whoami";
 
@@ -42,7 +41,7 @@ impl Plugin for Whoami {
             IpAddr::V4(ip) => RData::A(ip.into()),
             IpAddr::V6(ip) => RData::AAAA(ip.into()),
         };
-        let transport = if request.protocol == Protocol::Udp { "_udp" } else { "_tcp" };
+        let transport = if request.protocol.is_over_udp() { "_udp" } else { "_tcp" };
         let service =
             Name::from_ascii(transport).and_then(|label| label.append_domain(name)).map_err(|error| {
                 PluginError::servfail(format!("{name} is too long for another label: {error}"))

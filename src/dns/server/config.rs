@@ -20,8 +20,9 @@ use crate::dns::net::interfaces::is_own_listener;
 use crate::dns::plugins::build;
 use crate::dns::plugins::link_zones::link_zones;
 use crate::dns::plugins::setup::{BlockBuilder, ClusterZone, HttpEndpoint, LinkLine, ServerContext};
+use crate::dns::transport::quic::DEFAULT_STREAMS;
 use crate::dns::transport::tcp::{ConnectionConfig, ConnectionLimits, HttpConfig};
-use crate::dns::transport::tls::{grpc_acceptor, https_acceptor};
+use crate::dns::transport::tls::{grpc_acceptor, https_acceptor, quic_acceptor};
 use crate::model::cluster_domain::{overlap, own_domains};
 use crate::model::hostname::to_presentation;
 use crate::model::target_policy::TargetPolicy;
@@ -170,7 +171,11 @@ pub fn build_all(
 /// Checks that no block has its own listener as an upstream. The listener of another block is allowed.
 fn check_upstreams(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<(), CorefileError> {
     for (number, built) in blocks.iter().enumerate() {
-        let behind = || listeners.iter().filter(|it| it.zones.iter().any(|(_, block)| *block == number));
+        // No upstream is asked by QUIC.
+        let behind = || {
+            let listeners = listeners.iter().filter(|it| it.at.scheme.is_over_tcp());
+            listeners.filter(|it| it.zones.iter().any(|(_, block)| *block == number))
+        };
         for (upstream, position) in &built.builder.upstreams {
             if let Some(listener) = behind().find(|listener| is_own_listener(listener.at.address, *upstream))
             {
@@ -280,7 +285,9 @@ fn add_zone(
     // Port 0 is a different port for each listener.
     let same_port = |other: &&Listener| {
         let port = other.at.address.port();
-        port == at.address.port() && (port != 0 || other.at == at)
+        port == at.address.port()
+            && (port != 0 || other.at == at)
+            && other.at.scheme.shares_ports_with(at.scheme)
     };
     for other in listeners.iter().filter(same_port) {
         let line = other.position.line;
@@ -381,9 +388,11 @@ impl Configuration {
                 line.error(format!("shed is about UDP, and {scheme}:// blocks have none: leave it out"))
             );
         }
-        if address.scheme == Scheme::Tls && builder.tls.is_none() {
-            let position = &word.position;
-            return Err(position.error("a tls:// block needs the plugin tls, with a certificate and its key"));
+        if matches!(address.scheme, Scheme::Tls | Scheme::Quic) && builder.tls.is_none() {
+            return Err(word.position.error(format!(
+                "a {}:// block needs the plugin tls, with a certificate and its key",
+                address.scheme
+            )));
         }
         let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
@@ -393,8 +402,8 @@ impl Configuration {
         Ok(())
     }
 
-    /// Returns the connection settings of a listener: TLS, `https` and `grpc_server` from the first of its blocks that
-    /// has them, limits from the last block that sets them.
+    /// Returns the connection settings of a listener: TLS, `https`, `grpc_server` and `quic` from the first of its
+    /// blocks that has them, limits from the last block that sets them.
     #[must_use]
     pub fn connection_config(&self, listener: &Listener) -> ConnectionConfig {
         let builders = || listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
@@ -411,10 +420,12 @@ impl Configuration {
                 let streams = builders().find_map(|builder| builder.grpc_streams);
                 (tls().map(|tls| grpc_acceptor(&tls)), Some(HttpConfig::grpc(max, streams)))
             }
+            Scheme::Quic => (tls().map(|tls| quic_acceptor(&tls)), None),
         };
         ConnectionConfig {
             tls,
             http,
+            quic_streams: builders().find_map(|builder| builder.quic_streams).unwrap_or(DEFAULT_STREAMS),
             limits: builders()
                 .fold(ConnectionLimits::default(), |limits, builder| limits.with(builder.timeouts)),
         }

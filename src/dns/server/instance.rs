@@ -13,7 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{info, warn};
 
 use super::http::Http;
-use super::sockets::{ListenerSocket, PortReservation, open};
+use super::sockets::{ListenerSocket, MainSocket, PortReservation, open};
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::metrics::ServerMetrics;
 use crate::dns::chain::server::{Server, ServerBlock};
@@ -24,6 +24,7 @@ use crate::dns::plugins::setup::{
 use crate::dns::server::config::{BlockFingerprint, Configuration, ListenAddress, Listener};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
+use crate::dns::transport::quic::{self, QuicLimits};
 use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::dns::transport::tcp::{self, ConnectionConfig};
 use crate::dns::transport::udp;
@@ -33,6 +34,7 @@ pub(crate) struct Instance {
     context: ServerContext,
     metrics: Arc<ServerMetrics>,
     connection_limiter: Arc<ConnectionLimiter>,
+    quic_limits: Arc<QuicLimits>,
     listeners: Vec<BoundListener>,
     blocks: Vec<RunningBlock>,
     http: Http,
@@ -88,9 +90,11 @@ impl Instance {
     pub(crate) fn new(context: ServerContext, set_debug: SetDebug) -> Result<Self, ServerError> {
         let metrics = context.metrics.group::<ServerMetrics>()?;
         let (servers, _) = watch::channel(Servers::from([]));
+        let connection_limiter = Arc::new(ConnectionLimiter::new(context.metrics.group()?));
         Ok(Self {
             metrics,
-            connection_limiter: Arc::new(ConnectionLimiter::new(context.metrics.group()?)),
+            quic_limits: Arc::new(QuicLimits::new(&connection_limiter)),
+            connection_limiter,
             listeners: Vec::new(),
             blocks: Vec::new(),
             http: Http::new(&context, servers.subscribe())?,
@@ -234,7 +238,10 @@ impl Instance {
                     live.port_reservation.share(port, true);
                     self.draining.push((live.number, port));
                     // Queries that still arrive at the draining listener are answered like those of its successor.
-                    let next = fresh.iter().find(|(_, socket)| socket.bound.address.port() == port);
+                    let next = fresh.iter().find(|(_, socket)| {
+                        let bound = socket.bound;
+                        bound.address.port() == port && bound.scheme.shares_ports_with(live.bound.scheme)
+                    });
                     if let Some((number, socket)) = next {
                         let listener = &configuration.listeners[*number];
                         let server = configuration.server(listener, socket.bound, Arc::clone(&self.metrics));
@@ -284,20 +291,25 @@ impl Instance {
             Scheme::Https => "HTTP without TLS",
             Scheme::Grpc if connection_config.load().tls.is_some() => "gRPC",
             Scheme::Grpc => "gRPC without TLS",
+            Scheme::Quic => "QUIC",
         };
         info!("DNS on {}, by {how}", bound.address);
         if !socket.udp.is_empty() {
             let serving = udp::serve(socket.udp, Arc::clone(handler), stop.clone());
             self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
         }
-        let serving = tcp::serve(
-            socket.tcp,
-            Arc::clone(connection_config),
-            Arc::clone(&self.connection_limiter),
-            Arc::clone(handler),
-            stop.clone(),
-        );
-        self.serving.spawn(async move { (number, ended(tokio::spawn(serving).await)) });
+        let (config, handler, stop) = (Arc::clone(connection_config), Arc::clone(handler), stop.clone());
+        let serving = match socket.main {
+            MainSocket::Tcp(listener) => {
+                let limiter = Arc::clone(&self.connection_limiter);
+                tokio::spawn(tcp::serve(listener, config, limiter, handler, stop))
+            }
+            MainSocket::Quic(socket) => {
+                let limits = Arc::clone(&self.quic_limits);
+                tokio::spawn(quic::serve(socket, config, limits, handler, stop))
+            }
+        };
+        self.serving.spawn(async move { (number, ended(serving.await)) });
     }
 
     /// Returns a server of this block alone, for its tasks: the tasks of an unchanged block outlive a reload, and

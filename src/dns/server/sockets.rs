@@ -13,7 +13,7 @@ use crate::dns::corefile::{Position, Scheme};
 use crate::dns::plugins::setup::HttpEndpoint;
 use crate::dns::server::config::{Configuration, ListenAddress};
 use crate::dns::server::error::ServerError;
-use crate::dns::transport::{tcp, udp};
+use crate::dns::transport::{quic, tcp, udp};
 
 /// The maximum number of attempts to find a port that is free for both UDP and TCP. Connections that have ended
 /// (TIME_WAIT) may have most TCP ports.
@@ -25,12 +25,18 @@ const LISTEN_FLAG: &str = "--listen";
 pub(crate) struct ListenerSocket {
     /// The bound address, with the actual port instead of 0.
     pub(crate) bound: ListenAddress,
-    /// One socket for each thread; none with TLS or HTTPS.
+    /// One socket for each thread; none with TLS, HTTPS or QUIC.
     pub(crate) udp: Vec<UdpSocket>,
-    pub(crate) tcp: TcpListener,
+    pub(crate) main: MainSocket,
 }
 
-/// The TCP socket of a listener, kept to control whether other sockets may bind the port.
+/// The socket of a listener for all protocols but UDP.
+pub(crate) enum MainSocket {
+    Tcp(TcpListener),
+    Quic(UdpSocket),
+}
+
+/// The main socket of a listener, kept to control whether other sockets may bind the port.
 pub(crate) struct PortReservation {
     port: u16,
     socket: Option<OwnedFd>,
@@ -57,8 +63,9 @@ impl PortReservation {
     }
 }
 
-/// Opens the same port for UDP and TCP, or a TCP port for TLS, HTTPS or gRPC; port 0 means any free port. `reuse_port`
-/// sets SO_REUSEPORT, so that the port can be shared with a listener of this process that is about to stop.
+/// Opens the same port for UDP and TCP, a TCP port for TLS, HTTPS or gRPC, or a UDP port for QUIC; port 0 means any
+/// free port. `reuse_port` sets SO_REUSEPORT, so that the port can be shared with a listener of this process that is
+/// about to stop.
 pub(crate) fn open(
     listen: ListenAddress,
     place: &Position,
@@ -68,6 +75,12 @@ pub(crate) fn open(
     let failed = |address, transport| {
         move |source| ServerError::Listen { place: at(place, LISTEN_FLAG), address, transport, source }
     };
+    if scheme == Scheme::Quic {
+        let socket = quic::bind(address, reuse_port).map_err(failed(address, "UDP"))?;
+        let bound = socket.local_addr().map_err(failed(address, "UDP"))?;
+        let bound = ListenAddress { scheme, address: bound };
+        return Ok(ListenerSocket { bound, udp: Vec::new(), main: MainSocket::Quic(socket) });
+    }
     if scheme != Scheme::Dns || address.port() != 0 {
         // TCP first: its error shows whether another process has the port.
         let tcp = tcp::bind(address, reuse_port).map_err(failed(address, "TCP"))?;
@@ -77,7 +90,8 @@ pub(crate) fn open(
         } else {
             Vec::new()
         };
-        return Ok(ListenerSocket { bound: ListenAddress { scheme, address: bound }, udp, tcp });
+        let bound = ListenAddress { scheme, address: bound };
+        return Ok(ListenerSocket { bound, udp, main: MainSocket::Tcp(tcp) });
     }
     let mut tries = MAX_PORT_ATTEMPTS;
     loop {
@@ -90,7 +104,8 @@ pub(crate) fn open(
         let bound = first.local_addr().map_err(failed(address, "UDP"))?;
         match tcp::bind(bound, false) {
             Ok(tcp) => {
-                return Ok(ListenerSocket { bound: ListenAddress { scheme, address: bound }, udp, tcp });
+                let bound = ListenAddress { scheme, address: bound };
+                return Ok(ListenerSocket { bound, udp, main: MainSocket::Tcp(tcp) });
             }
             Err(error) if tries > 0 && error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) => return Err(failed(address, "TCP")(error)),
@@ -99,10 +114,14 @@ pub(crate) fn open(
 }
 
 impl ListenerSocket {
-    /// Returns a reservation of the port. UDP sockets always share the port, so the TCP socket keeps other processes
-    /// out.
+    /// Returns a reservation of the port. The sockets for UDP always share the port, so the main socket keeps other
+    /// processes out.
     pub(crate) fn port_reservation(&self) -> PortReservation {
-        PortReservation::of(self.bound.address.port(), self.tcp.as_fd())
+        let socket = match &self.main {
+            MainSocket::Tcp(listener) => listener.as_fd(),
+            MainSocket::Quic(socket) => socket.as_fd(),
+        };
+        PortReservation::of(self.bound.address.port(), socket)
     }
 }
 
@@ -124,7 +143,8 @@ fn http_error(HttpEndpoint { kind, address, position, .. }: &HttpEndpoint, sourc
 /// address.
 pub(crate) fn http_conflict(configuration: &Configuration) -> Option<ServerError> {
     let endpoints = || configuration.blocks.iter().flat_map(|built| &built.builder.endpoints);
-    let of_dns = || configuration.listeners.iter().map(|listener| listener.at.address);
+    let by_tcp = configuration.listeners.iter().filter(|listener| listener.at.scheme.is_over_tcp());
+    let of_dns = || by_tcp.clone().map(|listener| listener.at.address);
     let (_, endpoint) = endpoints().enumerate().find(|(number, endpoint)| {
         // Endpoints with the same address share a port.
         let before = endpoints().take(*number).map(|it| it.address).filter(|it| *it != endpoint.address);

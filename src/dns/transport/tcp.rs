@@ -1,11 +1,10 @@
 //! DNS over TCP (RFC 7766), over TLS (RFC 7858), over HTTPS (RFC 8484) and over gRPC.
 
-mod connection;
+pub(super) mod connection;
 pub mod connection_limit;
 mod framing;
 mod http;
-mod limits;
-mod thread_cache;
+pub(super) mod limits;
 
 use std::io;
 use std::net::SocketAddr;
@@ -48,8 +47,10 @@ pub struct ConnectionConfig {
     /// The TLS configuration; `None` for plain TCP or plain HTTP.
     pub tls: Option<TlsAcceptor>,
     pub limits: ConnectionLimits,
-    /// `None` for DNS over TCP or TLS.
+    /// `None` for DNS over TCP, TLS or QUIC.
     pub http: Option<HttpConfig>,
+    /// The maximum number of streams at a time on a connection for DNS over QUIC.
+    pub quic_streams: u32,
 }
 
 /// The settings of a listener for DNS over HTTPS or gRPC.
@@ -134,7 +135,7 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, client)) => {
-                let ConnectionConfig { tls, limits, http } =
+                let ConnectionConfig { tls, limits, http, .. } =
                     ConnectionConfig::clone(&connection_config.load());
                 let limiter = match http {
                     None => &limiter,

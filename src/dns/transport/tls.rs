@@ -1,4 +1,5 @@
-//! The TLS configuration of servers: of DNS over TLS (RFC 7858), HTTPS (RFC 8484) and gRPC, and of `/metrics`.
+//! The TLS configuration of servers: of DNS over TLS (RFC 7858), HTTPS (RFC 8484), gRPC and QUIC (RFC 9250), and of
+//! `/metrics`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ const ALPN: &[u8] = b"dot";
 /// The ALPN identifiers of HTTP/2 and HTTP/1.1.
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
 const ALPN_HTTP1: &[u8] = b"http/1.1";
+/// The ALPN identifier of DNS over QUIC (RFC 9250 section 4.1.1).
+const ALPN_QUIC: &[u8] = b"doq";
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
@@ -128,6 +131,12 @@ pub fn https_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
 #[must_use]
 pub fn grpc_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
     with_alpn(tls, &[ALPN_HTTP2])
+}
+
+/// Returns an acceptor for DNS over QUIC with the certificate of one for DNS over TLS.
+#[must_use]
+pub fn quic_acceptor(tls: &TlsAcceptor) -> TlsAcceptor {
+    with_alpn(tls, &[ALPN_QUIC])
 }
 
 fn with_alpn(tls: &TlsAcceptor, protocols: &[&[u8]]) -> TlsAcceptor {

@@ -22,6 +22,8 @@ use crate::harness::{EVENT_TIMEOUT, replace_file};
 
 /// The variables for ports in a Corefile, such as `{$PORT}`. Each server has its own ports.
 const PORTS: [&str; 7] = ["PORT", "PORT2", "PORT3", "TLS", "METRICS", "HEALTH", "READY"];
+/// The variable for the port of DNS over QUIC. lb-linker chooses it, because it shares the port with no other socket.
+const QUIC: &str = "QUIC";
 
 /// The program that a test runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +96,22 @@ pub struct Server {
     process: Process,
     log: Arc<Mutex<Vec<String>>>,
     ports: BTreeMap<&'static str, HeldPort>,
+    quic: Option<u16>,
 }
 
 impl Server {
     /// Starts a program with the Corefile of a directory, and waits until the program listens on all ports in the
     /// Corefile.
     pub async fn start(which: Program, site: &CorefileDir) -> Self {
-        let ports: BTreeMap<_, _> =
-            PORTS.into_iter().map(|name| (name, HeldPort::take().expect("a free port"))).collect();
+        let ports: BTreeMap<_, _> = PORTS
+            .into_iter()
+            .chain([QUIC])
+            .map(|name| (name, HeldPort::take().expect("a free port")))
+            .collect();
         let mut command = command(which, site);
         for (name, port) in &ports {
-            command.env(name, port.number().to_string());
+            let is_chosen = *name == QUIC && which == Program::Linker;
+            command.env(name, if is_chosen { "0".to_owned() } else { port.number().to_string() });
         }
         let mut process = Process::spawn(command).expect("the program can be started");
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -113,9 +120,11 @@ impl Server {
             follow(process.stderr().expect("stderr is piped"), &log),
         ];
         let text = fs::read_to_string(site.corefile()).unwrap();
-        let mut server = Self { process, log, ports };
+        let has = |name: &str| text.contains(&format!("{{${name}}}"));
+        let quic = (has(QUIC) && which == Program::CoreDns).then(|| ports[QUIC].number());
+        let mut server = Self { process, log, ports, quic };
         let deadline = Instant::now() + EVENT_TIMEOUT;
-        for name in PORTS.into_iter().filter(|name| text.contains(&format!("{{${name}}}"))) {
+        for name in PORTS.into_iter().chain([QUIC]).filter(|name| has(name)) {
             while !server.listens(name) {
                 let ended = server.process.ended();
                 if ended.is_some() {
@@ -132,14 +141,21 @@ impl Server {
 
     /// Returns whether the server listens on this port, on any address. A test connection would change the server's
     /// metrics.
-    fn listens(&self, name: &str) -> bool {
+    fn listens(&mut self, name: &str) -> bool {
+        if name == QUIC {
+            let log = self.log();
+            let chosen =
+                log.iter().find_map(|line| line.split_once(", by QUIC")?.0.rsplit_once(':')?.1.parse().ok());
+            self.quic = self.quic.or(chosen);
+            return self.quic.is_some_and(|port| udp_sockets(port) > usize::from(chosen.is_none()));
+        }
         let port = self.port(name);
         // One of the UDP sockets is the test's own, which reserves the port.
         socket_count("tcp", "0A", port) > 0 && (!name.starts_with("PORT") || udp_sockets(port) > 1)
     }
 
     pub fn port(&self, name: &str) -> u16 {
-        self.ports[name].number()
+        self.quic.filter(|_| name == QUIC).unwrap_or_else(|| self.ports[name].number())
     }
 
     pub fn address(&self, name: &str) -> SocketAddr {
@@ -169,8 +185,8 @@ impl Server {
     /// Replaces the server's ports by their variables' names.
     pub fn without_ports(&self, text: &str) -> String {
         let mut text = text.to_owned();
-        for (name, port) in &self.ports {
-            text = text.replace(&format!(":{}", port.number()), &format!(":{name}"));
+        for name in self.ports.keys() {
+            text = text.replace(&format!(":{}", self.port(name)), &format!(":{name}"));
         }
         text
     }
@@ -219,7 +235,7 @@ pub fn check(site: &CorefileDir) -> Output {
     let mut command = linker::bare();
     command.args(["check", "--corefile"]).arg(site.corefile());
     command.arg("--manifests").arg(site.manifests());
-    command.envs(PORTS.iter().zip(5301..).map(|(name, port)| (name, port.to_string())));
+    command.envs(PORTS.iter().chain([&QUIC]).zip(5301..).map(|(name, port)| (name, port.to_string())));
     command.current_dir(site.path()).envs(&site.variables).stdin(Stdio::null());
     command.output().expect("lb-linker can be started")
 }

@@ -172,7 +172,7 @@ impl<'a> LogEntry<'a> {
             Label::Type => LogValue::Text(type_text(request.query.query_type())),
             Label::Name => LogValue::Text(name.into()),
             Label::Class => LogValue::Text(class_text(request.query.query_class())),
-            Label::Proto => LogValue::Text(if is_udp { "udp" } else { "tcp" }.into()),
+            Label::Proto => LogValue::Text(if request.protocol.is_over_udp() { "udp" } else { "tcp" }.into()),
             Label::Size => number(request.length()),
             Label::Remote => LogValue::Address(request.client.ip().to_canonical()),
             Label::Port => LogValue::Number(request.client.port().into()),

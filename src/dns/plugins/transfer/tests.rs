@@ -90,7 +90,7 @@ async fn refused_transfers_are_logged_with_their_reason() {
             Protocol::Tcp,
             "it isn't the origin of a zone that can be transferred",
         ),
-        ("10.0.0.2", "example.org. AXFR", Protocol::Udp, "AXFR is answered only by TCP and TLS"),
+        ("10.0.0.2", "example.org. AXFR", Protocol::Udp, "AXFR is answered only by TCP, TLS and QUIC"),
     ] {
         let (log, _guard) = CapturedLog::start(Level::WARN);
         let (_directory, server) = server(lines);

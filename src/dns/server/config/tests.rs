@@ -53,7 +53,7 @@ fn invalid_configurations_are_refused_with_a_position() {
         ),
         (
             "https3://. {\nwhoami\n}",
-            "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https:// and grpc://",
+            "Corefile:1:1: https3:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://",
         ),
         (
             ".:1053 {\nforward . 192.0.2.1 127.0.0.1:1053\n}",
@@ -62,6 +62,10 @@ fn invalid_configurations_are_refused_with_a_position() {
         (
             "tls://. {\nwhoami\n}",
             "Corefile:1:1: a tls:// block needs the plugin tls, with a certificate and its key",
+        ),
+        (
+            "quic://. {\nwhoami\n}",
+            "Corefile:1:1: a quic:// block needs the plugin tls, with a certificate and its key",
         ),
         (
             ". {\nwhoami\n}\nhttps://. {\nshed\n}",
@@ -120,7 +124,7 @@ fn all_errors_of_plugins_are_found_at_once() {
     let blocks = parse(Path::new("Corefile"), text, &FileSources::SYSTEM).unwrap();
     let errors = build_all(Path::new("Corefile"), &blocks, &context).unwrap_err();
     let expected = [
-        "1:1: https3:// isn't supported; the schemes are dns://, tls://, https:// and grpc://",
+        "1:1: https3:// isn't supported; the schemes are dns://, tls://, https://, grpc:// and quic://",
         "6:1: CoreDNS's plugin route53 isn't supported; forward the zone to the VPC's resolver, 169.254.169.253",
         "8:1: alias is an external plugin, which CoreDNS's own image lacks, too: forward its names to a CoreDNS that has \
          it, or leave it out",

@@ -20,12 +20,12 @@ use tracing::debug;
 
 use super::connection_limit::{BufferedReply, ConnectionPermit};
 use super::framing::{ReadBuffer, WriteHalf};
-use super::limits::ConnectionLimits;
-use super::thread_cache::{ThreadCache, with_thread_cache};
+use super::limits::{ConnectionLimits, TRANSFER_TIMEOUT, transfer_pause};
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
+use crate::dns::transport::thread_cache::{ThreadCache, with_thread_cache};
 
 /// The maximum number of queries of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more
 /// than one). Further queries that would have to wait fail at once, so that they don't delay queries with known
@@ -34,17 +34,10 @@ const MAX_PIPELINED: usize = 128;
 /// How long the rest of the stream is read and discarded after the last allowed query, unless the client closes the
 /// connection earlier.
 pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for hours.
-const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
-/// The minimum pause after each message of a zone transfer.
-const MIN_TRANSFER_PAUSE: Duration = Duration::from_millis(1);
-/// How many times as long as the encoding of a message the pause after it is: otherwise a few transfers would take all
-/// cores from the threads that answer by UDP.
-const PAUSE_FACTOR: u32 = 3;
 /// How long a connection is read after the stop, if the client has sent that much.
 const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
 
-pub(super) struct Connection {
+pub(in crate::dns::transport) struct Connection {
     pub client: SocketAddr,
     /// The local address of the connection, if known.
     pub local: Option<IpAddr>,
@@ -332,7 +325,7 @@ impl Session {
                     self.output.push(&reply.bytes, reply.held);
                 }
                 let end = Instant::now();
-                self.next_message_at = end + MIN_TRANSFER_PAUSE.max((end - begin) * PAUSE_FACTOR);
+                self.next_message_at = end + transfer_pause(end - begin);
             }
             None => {
                 self.transfers.pop_front();

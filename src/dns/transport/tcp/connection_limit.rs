@@ -1,4 +1,4 @@
-//! The limits that all TCP connections share.
+//! The limits that all connections share.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -82,7 +82,7 @@ impl ConnectionLimiter {
         Self::with(metrics, MAX_CONNECTIONS.min(percent_of_file_limit(MAX_PERCENT_OF_FILES)))
     }
 
-    pub(super) fn with(metrics: Arc<TransportMetrics>, max_connections: usize) -> Self {
+    pub(in crate::dns::transport) fn with(metrics: Arc<TransportMetrics>, max_connections: usize) -> Self {
         let max_of_a_client = (max_connections / 4).clamp(1, MAX_CONNECTIONS_OF_CLIENT);
         Self {
             protocol: "TCP",
@@ -95,9 +95,9 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Returns the limiter of a listener for DNS over HTTPS or gRPC: its own maximum applies in addition to these
-    /// limits.
-    pub(super) fn of_listener(self: &Arc<Self>, protocol: &'static str) -> Arc<Self> {
+    /// Returns the limiter of a listener for HTTPS or gRPC, or of all listeners for QUIC: its own maximum applies in
+    /// addition to these limits.
+    pub(in crate::dns::transport) fn of_listener(self: &Arc<Self>, protocol: &'static str) -> Arc<Self> {
         Arc::new(Self {
             protocol,
             of_all: Some(Arc::clone(self)),
@@ -111,7 +111,11 @@ impl ConnectionLimiter {
 
     /// Sets the maximum of a listener. A client may have half of it. Without TLS there is no such limit, because behind
     /// a proxy all clients have the proxy's address.
-    pub(super) fn limited_to(self: &Arc<Self>, max_connections: usize, with_tls: bool) -> &Arc<Self> {
+    pub(in crate::dns::transport) fn limited_to(
+        self: &Arc<Self>,
+        max_connections: usize,
+        with_tls: bool,
+    ) -> &Arc<Self> {
         let max_of_a_client = if with_tls { max_connections.div_ceil(2) } else { usize::MAX };
         let mut state = self.state.lock();
         (state.max_connections, state.max_of_a_client) = (max_connections, max_of_a_client);
@@ -120,17 +124,21 @@ impl ConnectionLimiter {
     }
 
     /// Returns an empty share of the memory for what a client hasn't read yet, or hasn't sent in full.
-    pub(super) fn unread(&self, client: SocketAddr) -> QuotaGuard {
+    pub(in crate::dns::transport) fn unread(&self, client: SocketAddr) -> QuotaGuard {
         self.unread.of(unmapped(client).ip())
     }
 
     /// Returns an empty share of the memory for the frames of a connection.
-    pub(super) fn frames(&self, client: SocketAddr) -> QuotaGuard {
+    pub(in crate::dns::transport) fn frames(&self, client: SocketAddr) -> QuotaGuard {
         self.frames.of(unmapped(client).ip())
     }
 
-    pub(super) fn count_busy(&self) {
+    pub(in crate::dns::transport) fn count_busy(&self) {
         self.metrics.tcp_busy.inc();
+    }
+
+    pub(in crate::dns::transport) fn count_refused(&self) {
+        self.metrics.tcp_refused.inc();
     }
 
     /// Returns a permit for a new connection, and the registration by which an eviction aborts its task. If there are
@@ -206,7 +214,7 @@ impl ConnectionLimiter {
     }
 
     /// Counts a connection that is closed, and returns the error for it.
-    pub(super) fn too_many_unread_bytes(&self) -> io::Error {
+    pub(in crate::dns::transport) fn too_many_unread_bytes(&self) -> io::Error {
         self.metrics.tcp_unread.inc();
         io::Error::other("too many answers that aren't read")
     }

@@ -1,8 +1,7 @@
 //! DNS over HTTPS (RFC 8484), by HTTP/1.1 and HTTP/2, and over gRPC, by HTTP/2; without TLS for a proxy in front.
 //!
-//! hyper has the protocols. The timeouts and limits are those of TCP; [`activity`] has what they depend on.
+//! hyper has the protocols. The timeouts and limits are those of TCP; [`Activity`] has what they depend on.
 
-mod activity;
 mod answer;
 mod grpc;
 mod https;
@@ -13,7 +12,6 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use activity::{Activity, Step};
 use answer::Body;
 use futures::future::BoxFuture;
 use hyper::body::Incoming;
@@ -31,6 +29,7 @@ use super::HttpConfig;
 use super::connection::{Connection, DRAIN_TIMEOUT};
 use super::limits::ConnectionLimits;
 use crate::dns::net::Protocol;
+use crate::dns::transport::activity::{Activity, Step};
 use crate::dns::transport::tls::ALPN_HTTP2;
 
 /// The first bytes of a client that speaks HTTP/2 (RFC 9113 section 3.4).

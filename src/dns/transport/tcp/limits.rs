@@ -2,6 +2,20 @@
 
 use std::time::Duration;
 
+/// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for
+/// hours.
+pub(in crate::dns::transport) const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
+/// The minimum pause after each message of a zone transfer.
+const MIN_TRANSFER_PAUSE: Duration = Duration::from_millis(1);
+/// How many times as long as the encoding of a message the pause after it is: otherwise a few transfers would take all
+/// cores from the threads that answer by UDP.
+const PAUSE_FACTOR: u32 = 3;
+
+/// Returns the pause after a message of a zone transfer that took `encoding`.
+pub(in crate::dns::transport) fn transfer_pause(encoding: Duration) -> Duration {
+    MIN_TRANSFER_PAUSE.max(encoding * PAUSE_FACTOR)
+}
+
 /// The timeouts and limits for connections of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {

@@ -11,19 +11,18 @@ use http_body_util::{BodyExt, Either, Full, StreamBody};
 use hyper::StatusCode;
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
-use tokio::task::coop::unconstrained;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
-use super::super::thread_cache::{ThreadCache, with_thread_cache};
-use super::activity::{Activity, OpenRequest};
-use crate::dns::message::header::{is_query, server_failure};
-use crate::dns::net::unmapped;
+use crate::dns::message::header::is_query;
+use crate::dns::transport::activity::query::{self, NoAnswer};
+use crate::dns::transport::activity::{Activity, OpenRequest};
 
 /// The size of a body in bytes up to which it needs no quota.
 const SMALL_BODY_BYTES: usize = 4096;
 
 const BUSY: Refusal =
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "Too many queries wait to be answered; try again.");
+const DROPPED: Refusal = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The query gets no answer.");
 pub(super) const ENDING: Refusal =
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "The connection is about to end.");
 
@@ -99,42 +98,9 @@ pub(super) async fn answer_query(
     if !is_query(&message) {
         return Err(Refusal::new(StatusCode::BAD_REQUEST, "There is no DNS query with one question."));
     }
-    let key = match answer_known(activity, &message) {
-        Ok(answer) => return Ok(answer),
-        Err(key) => key,
-    };
-    let failure = server_failure(&message);
-    let mut answering = pin!(activity.handler.answer(
-        message,
-        activity.client,
-        activity.local,
-        activity.protocol,
-        key.is_some()
-    ));
-    // Regardless of tokio's budget for this task, as by TCP.
-    let answer = match futures::poll!(unconstrained(&mut answering)) {
-        Poll::Ready(answer) => answer,
-        Poll::Pending if open.may_ask() => answering.await,
-        Poll::Pending => return failure.ok_or(BUSY),
-    };
-    let none = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The query gets no answer.");
-    let answer = answer.ok_or(none)?;
-    if let (Some(key), Some(wire_response)) = (key, answer.wire_response) {
-        let client = unmapped(activity.client).ip();
-        with_thread_cache(|cache| cache.response_cache.insert(key, client, *wire_response, Instant::now()));
-    }
-    Ok(answer.bytes)
-}
-
-/// Returns the answer from the response cache of this thread, or else the key under which the answer should be kept.
-fn answer_known(activity: &Activity, message: &[u8]) -> Result<Vec<u8>, Option<Box<[u8]>>> {
-    let client = unmapped(activity.client).ip();
-    let server = activity.handler.server.load().number();
-    let now = Instant::now();
-    with_thread_cache(|ThreadCache { response_cache, out }| {
-        let answered = response_cache.answer(message, client, server, now, out);
-        let length = answered.map_err(|_| response_cache.key_to_keep().map(Box::from))?;
-        response_cache.set_hit_duration(now.elapsed());
-        Ok(out[..length].to_vec())
+    let answered = query::answer(activity, open, message).await;
+    answered.map(|answer| answer.bytes).map_err(|none| match none {
+        NoAnswer::Busy => BUSY,
+        NoAnswer::Dropped => DROPPED,
     })
 }

@@ -9,11 +9,11 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
-use super::activity::{Activity, OpenRequest};
 use super::answer::{Body, ENDING, Refusal, answer_query, media_type, read_body};
 use crate::dns::message::grpc::{
     GrpcError, MAX_BODY_BYTES, MEDIA_TYPE, PATH, STATUS, STATUS_MESSAGE, decode, encode,
 };
+use crate::dns::transport::activity::{Activity, OpenRequest};
 
 /// The header field with the compressions of messages that a server knows.
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";

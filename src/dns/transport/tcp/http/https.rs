@@ -8,10 +8,10 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
-use super::activity::{Activity, OpenRequest};
 use super::answer::{Body, ENDING, Refusal, answer_query, read_body};
 use super::request::{DNS_MESSAGE, MAX_QUERY_BYTES, QuerySource, query_source};
 use crate::dns::message::freshness::freshness;
+use crate::dns::transport::activity::{Activity, OpenRequest};
 
 /// Answers a request.
 ///

@@ -189,3 +189,24 @@ async fn body_under_way_protects_no_connection_from_eviction() {
     sixth.set_busy();
     assert!(limiter.admit(of(7)).is_none());
 }
+
+#[tokio::test]
+async fn bytes_by_quic_and_aborted_requests_are_limited() {
+    let site = limiter();
+    let (many, aborted) = (activity(&site), activity(&site));
+    for number in 1..=100 {
+        drop(many.begin());
+        // Streams that are read at a time note the same bytes.
+        many.received_by_quic(number * REQUEST_BYTES);
+        many.received_by_quic(number * REQUEST_BYTES);
+    }
+    assert!(matches!(many.next_step(false), Step::Wait(_)));
+    many.received_by_quic(100 * REQUEST_BYTES + MAX_EXTRA_BYTES);
+    assert!(matches!(many.next_step(false), Step::Fail(_)));
+    for _ in 0..MAX_EXTRA_BYTES / (2 * REQUEST_BYTES) {
+        aborted.request_aborted();
+    }
+    assert!(matches!(aborted.next_step(false), Step::Wait(_)));
+    aborted.request_aborted();
+    assert!(matches!(aborted.next_step(false), Step::Fail(_)));
+}

@@ -1,5 +1,7 @@
-//! What a connection's requests and answers are doing, for its limits and timeouts. The requests of HTTP/2 are tasks of
-//! their own.
+//! What the requests and answers of a connection for HTTPS, gRPC or QUIC do, for its limits and timeouts. The requests
+//! of HTTP/2 are tasks of their own.
+
+pub(super) mod query;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,18 +12,18 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use super::super::connection::Connection;
-use super::super::connection_limit::ConnectionPermit;
-use super::super::limits::ConnectionLimits;
+use super::client_quota::QuotaGuard;
+use super::tcp::connection::Connection;
+use super::tcp::connection_limit::ConnectionPermit;
+use super::tcp::limits::ConnectionLimits;
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::Protocol;
-use crate::dns::transport::client_quota::QuotaGuard;
 
 /// The memory in bytes that a stream needs, in addition to its answer, until the client has read the answer.
 const STREAM_BYTES: usize = 2048;
 /// The number of unread bytes of a connection up to which answers need no quota.
 const FREE_UNREAD_BYTES: usize = 8192;
-/// How many bytes of HTTP/2 a client may send in addition to [`REQUEST_BYTES`] for each request.
+/// How many bytes of HTTP/2 or QUIC a client may send in addition to [`REQUEST_BYTES`] for each request.
 const MAX_EXTRA_BYTES: usize = 128 << 10;
 /// The size of a large request.
 const REQUEST_BYTES: usize = 4096;
@@ -41,7 +43,7 @@ pub(super) struct Activity {
     pub local: Option<IpAddr>,
     pub limits: ConnectionLimits,
     pub handler: Arc<Handler>,
-    /// DNS over HTTPS, or over gRPC.
+    /// DNS over HTTPS, gRPC or QUIC.
     pub protocol: Protocol,
     pub is_http2: bool,
     state: Mutex<State>,
@@ -67,7 +69,7 @@ struct State {
     remaining_queries: u64,
     /// When the connection ends, if it is about to end and is idle.
     closes_at: Option<Instant>,
-    /// The bytes of HTTP/2 received so far, and those of them that are more than the requests need.
+    /// The bytes of HTTP/2 or QUIC received so far, and those of them that are more than the requests need.
     received_bytes: usize,
     extra_bytes: usize,
     /// The share of the memory for frames.
@@ -146,15 +148,26 @@ impl Activity {
             return;
         }
         state.received_bytes = state.received_bytes.saturating_add(length);
-        state.extra_bytes += length;
-        if state.extra_bytes > MAX_EXTRA_BYTES {
-            state.failure = Some("too many bytes for its requests");
-        }
+        state.add_extra(length);
         let kept = state.received_bytes.min(MAX_KEPT_BYTES);
         if !state.kept.resize(kept - kept % KEPT_STEP) {
             // A new connection begins with an empty table.
             state.remaining_queries = 0;
         }
+    }
+
+    /// Notes the number of bytes that the client has sent by QUIC so far.
+    pub fn received_by_quic(&self, bytes: usize) {
+        let mut state = self.state.lock();
+        let more = bytes.saturating_sub(state.received_bytes);
+        state.received_bytes += more;
+        state.add_extra(more);
+    }
+
+    /// Notes a request that ends before it is complete: it costs as much as two large requests, so that a client can't
+    /// begin and end requests without end.
+    pub fn request_aborted(&self) {
+        self.state.lock().add_extra(2 * REQUEST_BYTES);
     }
 
     /// Begins a request; `None` if the connection doesn't take any more.
@@ -237,6 +250,13 @@ impl Activity {
 }
 
 impl State {
+    fn add_extra(&mut self, length: usize) {
+        self.extra_bytes = self.extra_bytes.saturating_add(length);
+        if self.extra_bytes > MAX_EXTRA_BYTES {
+            self.failure = Some("too many bytes for its requests");
+        }
+    }
+
     fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, Overdue)> {
         let is_idle = self.requests == 0 && self.unread == 0;
         if let Some(closes_at) = self.closes_at.filter(|_| is_idle) {
