@@ -111,6 +111,15 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
+        reason: "Upstreams get the options of *rewrite*, and none of the client's.",
+        at: &[("rewrite: edns0", "options.replace.test. TXT edns option=65009:ff", "answer")],
+    },
+    Expected {
+        reason: "A query without EDNS gets an answer without EDNS (RFC 6891 section 7). CoreDNS sends the EDNS that its \
+                 *rewrite* added to the query.",
+        at: &[("rewrite: edns0", "* TXT", "opt"), ("rewrite: edns0", "* TXT tcp", "opt")],
+    },
+    Expected {
         reason: "AD is set only for clients that set AD or DO (RFC 6840 section 5.8). Without *cache*, \
                  CoreDNS copies AD from the upstream's answer.",
         at: &[
