@@ -4,9 +4,10 @@
 //!
 //! # Description
 //!
-//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and needs
-//! this plugin. So does a block `https://` ([*https*](#https)), unless a proxy in front of it has the certificate. In
-//! other blocks it has no effect. TLS 1.2 and 1.3 are supported. The files are read with the Corefile: *reload* also
+//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and one
+//! with `https://` over HTTPS ([*https*](#https)). Without this plugin both answer without TLS, for a proxy in front that
+//! has the certificate; a block `tls://` then answers by TCP, and a warning says so. In other blocks it has no
+//! effect. TLS 1.2 and 1.3 are supported. The files are read with the Corefile: *reload* also
 //! notices a renewed certificate.
 //!
 //! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and its options are rejected:

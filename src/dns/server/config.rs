@@ -156,6 +156,7 @@ pub fn build_all(
         return Err(errors);
     }
     share_wildcards(&mut configuration.blocks);
+    configuration.warn_of_missing_tls();
     let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
@@ -395,16 +396,30 @@ impl Configuration {
                 line.error(format!("shed is about UDP, and {scheme}:// blocks have none: leave it out"))
             );
         }
-        if address.scheme == Scheme::Tls && builder.tls.is_none() {
-            let position = &word.position;
-            return Err(position.error("a tls:// block needs the plugin tls, with a certificate and its key"));
-        }
         let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
             let at = ListenAddress { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
             add_zone(&mut self.listeners, at, &address.zone, self.blocks.len(), &word.position)?;
         }
         Ok(())
+    }
+
+    /// Warns of listeners for DNS over TLS that have no certificate, and answer by TCP without TLS, as in CoreDNS.
+    fn warn_of_missing_tls(&mut self) {
+        let Self { blocks, listeners } = self;
+        for listener in listeners.iter().filter(|listener| listener.at.scheme == Scheme::Tls) {
+            let numbers = listener.zones.iter().map(|(_, number)| *number);
+            if let Some(first) = numbers.clone().next()
+                && numbers.clone().all(|number| blocks[number].builder.tls.is_none())
+            {
+                let warning = listener.position.error(format!(
+                    "{} answers by TCP without TLS, because the block has no plugin tls; right only behind a proxy that \
+                     has the certificate",
+                    listener.at
+                ));
+                blocks[first].builder.warnings.push(warning);
+            }
+        }
     }
 
     /// Returns the connection settings of a listener: TLS and `https` from the first of its blocks that has them,

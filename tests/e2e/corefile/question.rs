@@ -7,7 +7,8 @@
 //! - `edns`, or `edns=SIZE`: the query has EDNS; `do`, `option=CODE:HEX`, `nsid` and `version=N` add EDNS, too
 //! - `cd`, `ad`: the flag is set; `nord`: the flag RD, which is set by default, isn't
 //! - `opcode=N`: another opcode than 0, QUERY
-//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`: other ports of the server
+//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`, `port-tls`: other ports of the
+//!   server
 //! - `case`: the comparison of the answer is case-sensitive
 //! - `key=NAME`: the query is signed with this key, whose secret is the name; `algorithm=NAME` is its algorithm, and
 //!   `behind=SECONDS` says how far the client's clock is behind
@@ -141,6 +142,7 @@ impl Question {
                 "to" => question.to = value.parse().unwrap(),
                 "port2" => question.port = "PORT2",
                 "port3" => question.port = "PORT3",
+                "port-tls" => question.port = "TLS",
                 "wait" => question.wait = Duration::from_millis(value.parse().unwrap()),
                 "silent" => question.silent = true,
                 "case" => question.case = true,
