@@ -9,6 +9,7 @@ pub mod encode;
 pub(crate) mod freshness;
 pub mod header;
 pub mod presentation;
+pub mod proxy_header;
 pub mod query;
 pub mod records;
 pub mod reply;

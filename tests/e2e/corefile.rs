@@ -32,6 +32,7 @@ mod load;
 mod logs;
 mod metrics;
 mod metrics_tls;
+mod proxyproto;
 mod reload;
 mod rewrite;
 mod small_plugins;

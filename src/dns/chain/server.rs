@@ -14,6 +14,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::labels::Labels;
 use super::metrics::{ServerMetrics, ZoneMetrics};
+use super::proxy_sources::ProxySources;
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use super::zone_state::TransferredZone;
 use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
@@ -55,6 +56,8 @@ pub struct Server {
     other_classes: bool,
     /// Whether a panic aborts the process.
     debug: bool,
+    /// The sources of PROXY headers; `None` if there are none.
+    proxies: Option<Arc<ProxySources>>,
     /// A number that no other server has.
     number: u64,
     /// The counters of queries that reach no plugin: outside all blocks, or of a type or class that is never answered.
@@ -203,6 +206,7 @@ impl Server {
             own_zones,
             other_classes,
             debug,
+            proxies: None,
             number,
             unrouted_metrics,
         }
@@ -212,6 +216,18 @@ impl Server {
     #[must_use]
     pub fn with_view(self, view: String) -> Self {
         Self { view, ..self }
+    }
+
+    /// Makes the server take the clients' addresses from PROXY headers.
+    #[must_use]
+    pub fn with_proxies(self, proxies: Option<Arc<ProxySources>>) -> Self {
+        Self { proxies, ..self }
+    }
+
+    /// Returns the sources of PROXY headers; `None` if there are none.
+    #[must_use]
+    pub fn proxies(&self) -> Option<&Arc<ProxySources>> {
+        self.proxies.as_ref()
     }
 
     /// Returns the blocks, each once for every zone.

@@ -475,7 +475,11 @@ impl Configuration {
             .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
             .collect();
         let twin = self.listeners.iter().find(|other| other.zones == listener.zones).unwrap_or(listener);
-        Server::new(bound.to_string(), &blocks, server_metrics).with_view(twin.at.to_string())
+        let mut builders = listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
+        let proxies = builders.find_map(|builder| builder.proxies.clone());
+        Server::new(bound.to_string(), &blocks, server_metrics)
+            .with_view(twin.at.to_string())
+            .with_proxies(proxies)
     }
 }
 

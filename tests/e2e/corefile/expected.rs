@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use super::compare::Group;
 use super::server::Program;
 use super::{
-    autopath, blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, tsig, zone_files,
+    autopath, blocks, cache, forward, hosts, proxyproto, rewrite, small_plugins, stub_domains, template,
+    tsig, zone_files,
 };
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -419,13 +420,14 @@ fn star_in_a_pattern_matches_any_text() {
 
 #[test]
 fn every_expected_difference_names_an_existing_group() {
-    let modules: [&[Group]; 11] = [
+    let modules: [&[Group]; 12] = [
         autopath::GROUPS,
         blocks::GROUPS,
         cache::GROUPS,
         forward::GROUPS,
         small_plugins::GROUPS,
         hosts::GROUPS,
+        proxyproto::GROUPS,
         rewrite::GROUPS,
         stub_domains::GROUPS,
         template::GROUPS,
