@@ -368,6 +368,23 @@ mod tests {
     }
 
     #[test]
+    fn options_are_part_of_the_key_and_of_the_message() {
+        let option = [0xff, 0xee, 0, 2, 7, 0];
+        for name in ["a.example.", "."] {
+            let query = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A);
+            let key = |options: &[u8]| QueryKey::of(&query.query, query.flags(), options);
+            let (plain, with, other) = (key(&[]), key(&option), key(&option[..4]));
+            assert_eq!((with.name(), with.name_hash()), (plain.name(), plain.name_hash()));
+            assert!(with == key(&option) && with != plain && with != other);
+            assert!(with.hash != plain.hash && with.hash != other.hash);
+            assert!(!with.is_of(&query.query, query.flags()));
+            let message = plain.encode(true);
+            assert_eq!(with.encode(true), [&message[..message.len() - 2], &[0, 6], &option].concat());
+            assert_eq!(with.encode(false), plain.encode(false));
+        }
+    }
+
+    #[test]
     fn only_the_name_hash_ignores_type_flags_and_transport() {
         let key = |name: &str, qtype| UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), qtype).key();
         let one = key("a.example.", RecordType::A);

@@ -83,6 +83,7 @@ pub const EXPECTED: &[Expected] = &[
         at: &[
             ("acl", "*", "opt"),
             ("autopath", "block.first.test. A", "opt"),
+            ("proxyproto", "* proxy=v2/192.0.2.9", "opt"),
             ("all of them", "x.refused.example.org. A", "opt"),
             ("template", "foo.invalid. *", "opt"),
             ("template", "invalid. SOA", "opt"),
@@ -114,6 +115,14 @@ pub const EXPECTED: &[Expected] = &[
     Expected {
         reason: "Upstreams get the options of *rewrite*, and none of the client's.",
         at: &[("rewrite: edns0", "options.replace.test. TXT edns option=65009:ff", "answer")],
+    },
+    Expected {
+        reason: "An IPv4 address in the PROXY header of a datagram is one, for *acl* and *whoami*, too. CoreDNS takes it as \
+                 IPv4-mapped IPv6.",
+        at: &[
+            ("proxyproto", "a. A proxy=v2/192.0.2.7*", "additional"),
+            ("proxyproto", "a. A port2 proxy=v2/192.0.2.7", "additional"),
+        ],
     },
     Expected {
         reason: "A query without EDNS gets an answer without EDNS (RFC 6891 section 7). CoreDNS sends the EDNS that its \

@@ -213,9 +213,7 @@ impl Variable {
             "server_ip" => Self::ServerIp,
             "server_port" => Self::ServerPort,
             "protocol" => Self::Protocol,
-            label if label.split_once('/').is_some_and(|(plugin, label)| plugin != "" && label != "") => {
-                Self::Label(label.to_owned())
-            }
+            label if is_label(label) => Self::Label(label.to_owned()),
             _ => {
                 return Err(word.unexpected(
                     "{qname}, {qtype}, {client_ip}, {client_port}, {server_ip}, {server_port}, {protocol}, or a label such \
@@ -243,6 +241,10 @@ impl AddedOptions {
         }
         (!wire.is_empty()).then(|| wire.into())
     }
+}
+
+fn is_label(text: &str) -> bool {
+    text.split_once('/').is_some_and(|(plugin, name)| !plugin.is_empty() && !name.is_empty())
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {
