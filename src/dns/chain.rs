@@ -4,6 +4,7 @@ pub mod handler;
 pub mod labels;
 pub mod metrics;
 pub mod plugin;
+pub mod proxy_sources;
 pub(crate) mod query_limiter;
 pub(crate) mod request;
 pub mod server;

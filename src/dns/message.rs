@@ -10,6 +10,7 @@ pub mod freshness;
 pub mod grpc;
 pub mod header;
 pub mod presentation;
+pub mod proxy_header;
 pub mod query;
 pub mod records;
 pub mod reply;

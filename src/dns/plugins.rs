@@ -14,18 +14,18 @@
 //! meaning and have to be escaped (`[\[]`); `\d`, `\w`, `\s` and `\b` include letters and digits beyond ASCII.
 //!
 //! The client's address, for *acl* and *clients*, is that of the packet: behind a forwarder or a NAT all clients have
-//! the same address. On a dual-stack socket an IPv4 client is matched by its IPv4 address. Networks of IPv4-mapped
+//! the same address, unless *proxyproto* takes it from a header. On a dual-stack socket an IPv4 client is matched by its IPv4 address. Networks of IPv4-mapped
 //! addresses, `::ffff:192.0.2.0/120`, stand for their IPv4 networks; in CoreDNS they never match.
 //!
 //! What has no effect here is read as CoreDNS reads it, and causes a warning: the plugins `multisocket [NUMBER]`,
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
 //! *prometheus*, `worker_pool_size` of *quic*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, quic, grpc_server, https,
-//! timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log,
-//! local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template,
-//! transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, grpc,
-//! erratic, whoami.
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, proxyproto, quic, grpc_server,
+//! https, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors,
+//! log, local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal,
+//! template, transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward,
+//! grpc, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -71,6 +71,7 @@ pub(crate) mod nets;
 mod no_effect;
 mod nsid;
 mod prometheus;
+mod proxyproto;
 mod quic;
 mod ready;
 mod refusal_log;
@@ -107,7 +108,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("metadata", Some(metadata::set_up)),
     ("geoip", None),
     ("cancel", Some(cancel::set_up)),
-    ("proxyproto", None),
+    ("proxyproto", Some(proxyproto::set_up)),
     ("quic", Some(quic::set_up)),
     ("grpc_server", Some(grpc_server::set_up)),
     ("https", Some(https::set_up)),

@@ -33,6 +33,7 @@ mod load;
 mod logs;
 mod metrics;
 mod metrics_tls;
+mod proxyproto;
 mod quic;
 mod reload;
 mod rewrite;

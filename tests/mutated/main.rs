@@ -1,7 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
 //! results for mutated bodies of gRPC, streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and
-//! *template*, zone files, zone transfers, signed messages, files with keys, manifests, answers of the API server, and
-//! snapshots.
+//! *template*, zone files, zone transfers, signed messages, PROXY headers, files with keys, manifests, answers of the
+//! API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -20,6 +20,7 @@ mod links;
 mod manifest;
 mod mutate;
 mod object_seeds;
+mod proxy;
 mod question;
 mod quic;
 mod reply;
@@ -61,6 +62,7 @@ const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 }
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
 const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 100_000 };
 const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
+const PROXY_HEADERS: Kind = Kind { name: "PROXY headers", full: 2_000_000, short: 100_000 };
 const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
@@ -383,6 +385,13 @@ fn mutated_signatures_are_accepted_only_unchanged() {
 }
 
 #[test]
+fn mutated_proxy_headers_keep_their_bounds() {
+    let start = || |bytes: &[u8], _: usize| proxy::try_header(bytes).map(str::to_owned);
+    let tally = try_all(proxy::seeds(), PROXY_HEADERS, start);
+    assert_mixed(&tally, PROXY_HEADERS, &["client", "no client", "incomplete", "invalid", "absent"]);
+}
+
+#[test]
 fn mutated_key_files_are_read_or_refused_with_a_place() {
     let files = key_file::KeyFiles::start();
     for (name, seed) in seeds::key_files() {
@@ -408,6 +417,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),
+        ("proxy", owned(proxy::seeds())),
         ("question", owned(seeds::questions())),
         ("quic", owned(seeds::quic_streams())),
         ("reply", owned(seeds::replies())),

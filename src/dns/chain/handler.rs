@@ -183,6 +183,7 @@ fn decode(
         size: message.len(),
         metadata,
         edns,
+        options: None,
         purpose: Purpose::Client,
         depth: 0,
         alias_look_up_tries: OnceLock::new(),

@@ -41,6 +41,8 @@ pub struct Request {
     pub query: Query,
     /// The client's EDNS, if the message has an OPT record.
     pub edns: Option<Edns>,
+    /// The EDNS options that *rewrite* has added to the query, in wire form. Upstreams get them, and none of the client's.
+    pub options: Option<Arc<[u8]>>,
     /// The serial of the SOA record in the message: of the client's zone in an IXFR (RFC 1995 section 3), of the primary's
     /// in a NOTIFY (RFC 1996 section 3.7).
     pub soa_serial: Option<u32>,
@@ -185,10 +187,18 @@ impl Request {
 
     /// Returns the key of the query for an upstream: the key that *cache* has computed, unless the query has changed.
     pub(crate) fn take_key(&mut self) -> QueryKey {
+        let known = self.key.take().filter(|_| self.options.is_none());
+        known.filter(|key| key.is_of(&self.query, self.key_flags())).unwrap_or_else(|| self.query_key())
+    }
+
+    /// Returns the key of the query for the cache and for upstreams.
+    pub(crate) fn query_key(&self) -> QueryKey {
+        QueryKey::of(&self.query, self.key_flags(), self.options.as_deref().unwrap_or_default())
+    }
+
+    fn key_flags(&self) -> KeyFlags {
         let Metadata { recursion_desired, checking_disabled, .. } = self.metadata;
-        let flags = KeyFlags::new(recursion_desired, checking_disabled, self.dnssec_ok());
-        let known = self.key.take().filter(|key| key.is_of(&self.query, flags));
-        known.unwrap_or_else(|| QueryKey::of(&self.query, flags))
+        KeyFlags::new(recursion_desired, checking_disabled, self.dnssec_ok())
     }
 }
 

@@ -14,6 +14,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::labels::Labels;
 use super::metrics::{ServerMetrics, ZoneMetrics};
+use super::proxy_sources::ProxySources;
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use super::zone_state::TransferredZone;
 use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
@@ -55,6 +56,8 @@ pub struct Server {
     other_classes: bool,
     /// Whether a panic aborts the process.
     debug: bool,
+    /// The sources of PROXY headers; `None` if there are none.
+    proxies: Option<Arc<ProxySources>>,
     /// A number that no other server has.
     number: u64,
     /// The counters of queries that reach no plugin: outside all blocks, or of a type or class that is never answered.
@@ -86,12 +89,13 @@ impl ServedZone {
     /// the preceding plugins. With [`LookUp::Stored`], each rule also gets the original query if that differs.
     fn rules_for<'a>(
         &'a self,
+        request: &'a Request,
         query: &'a Query,
         look_up: LookUp,
     ) -> impl Iterator<Item = (&'a dyn AccessRule, Cow<'a, Query>)> {
         let mut seen = Cow::Borrowed(query);
         self.block.access_rules.iter().flat_map(move |rule| {
-            if let Some(rewritten) = rule.rewritten(&seen) {
+            if let Some(rewritten) = rule.rewritten(request, &seen) {
                 seen = Cow::Owned(rewritten);
             }
             let decides = look_up == LookUp::Query || rule.decides_on_targets();
@@ -130,7 +134,7 @@ pub trait AccessRule: fmt::Debug + Send + Sync {
     }
 
     /// Returns the query as the following plugins see it; `None` if it is unchanged.
-    fn rewritten(&self, _query: &Query) -> Option<Query> {
+    fn rewritten(&self, _request: &Request, _query: &Query) -> Option<Query> {
         None
     }
 
@@ -202,6 +206,7 @@ impl Server {
             own_zones,
             other_classes,
             debug,
+            proxies: None,
             number,
             unrouted_metrics,
         }
@@ -211,6 +216,18 @@ impl Server {
     #[must_use]
     pub fn with_view(self, view: String) -> Self {
         Self { view, ..self }
+    }
+
+    /// Makes the server take the clients' addresses from PROXY headers.
+    #[must_use]
+    pub fn with_proxies(self, proxies: Option<Arc<ProxySources>>) -> Self {
+        Self { proxies, ..self }
+    }
+
+    /// Returns the sources of PROXY headers; `None` if there are none.
+    #[must_use]
+    pub fn proxies(&self) -> Option<&Arc<ProxySources>> {
+        self.proxies.as_ref()
     }
 
     /// Returns the blocks, each once for every zone.
@@ -265,6 +282,7 @@ impl Server {
         let mut inner = outer.clone();
         inner.query = query;
         inner.purpose = purpose;
+        inner.options = None;
         inner.depth += 1;
         inner.query_limiter = None;
         // Boxed, because the call is recursive.
@@ -325,6 +343,7 @@ impl Server {
             metadata,
             query,
             edns: Some(Edns::new()),
+            options: None,
             max_udp: MAX_UDP,
             zone_metrics: Arc::clone(&self.unrouted_metrics),
             soa_serial: None,
@@ -344,7 +363,7 @@ impl Server {
     pub fn allows_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
         match self.find(query.name(), query.query_type()) {
             Some(served) => {
-                let mut rules = served.rules_for(query, look_up);
+                let mut rules = served.rules_for(request, query, look_up);
                 rules.find_map(|(rule, query)| rule.allows_recursion(request, &query))
             }
             None => Some(false),
@@ -359,7 +378,7 @@ impl Server {
             return Access { clients: Vec::new(), is_denied: false, allows_recursion: Some(false) };
         };
         let mut access = Access { clients: Vec::new(), is_denied: false, allows_recursion: None };
-        for (rule, query) in served.rules_for(query, look_up) {
+        for (rule, query) in served.rules_for(request, query, look_up) {
             access.clients.extend(rule.clients(request, &query));
             access.is_denied |= rule.denies(request, &query);
             access.allows_recursion =

@@ -92,7 +92,7 @@ pub(crate) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
 
 /// Disables each client subnet option of family 0 and prefix length 0: the option gets a code that isn't interpreted.
 /// hickory-proto refuses a message with such an option. `dig +subnet=0` sends it, to ask that no subnet is passed on
-/// (RFC 7871 section 7.1.2); lb-linker passes on no subnet at all.
+/// (RFC 7871 section 7.1.2); lb-linker passes on no option of a client.
 pub(crate) fn disable_empty_subnets(message: &mut [u8]) {
     const CLIENT_SUBNET: [u8; 2] = 8_u16.to_be_bytes();
     // For local use (RFC 6891 section 9).

@@ -30,7 +30,7 @@ pub struct UpstreamQuery {
 pub struct QueryKey {
     /// The hash of the octets, computed once for all maps. [`NAME_BITS`] depend on the name alone.
     hash: u64,
-    /// Type, class and flags, followed by the name.
+    /// Type, class and flags, followed by the name, and by the root octet and EDNS options if there are any.
     octets: Arc<[u8]>,
 }
 
@@ -59,6 +59,8 @@ const CHECKING_DISABLED: u8 = 2;
 const DNSSEC_OK: u8 = 4;
 /// Never sent; see [`QueryKey::by_stream`].
 const BY_STREAM: u8 = 8;
+/// Never sent: EDNS options follow the name.
+const HAS_OPTIONS: u8 = 16;
 
 impl UpstreamQuery {
     /// Returns a query with RD set and no other flag.
@@ -75,7 +77,7 @@ impl UpstreamQuery {
 
     #[must_use]
     pub fn key(&self) -> QueryKey {
-        QueryKey::of(&self.query, self.flags())
+        QueryKey::of(&self.query, self.flags(), &[])
     }
 
     fn flags(&self) -> KeyFlags {
@@ -97,20 +99,28 @@ impl UpstreamQuery {
 impl QueryKey {
     fn new(octets: Arc<[u8]>) -> Self {
         let mut hasher = HASHING.build_hasher();
-        hasher.write(&octets[NAME..]);
+        let (name, options) = octets[NAME..].split_at(name_length(&octets));
+        hasher.write(name);
         let of_name = hasher.finish() & NAME_BITS;
         hasher.write(&octets[..NAME]);
+        hasher.write(options);
         Self { hash: hasher.finish() & !NAME_BITS | of_name, octets }
     }
 
-    pub(crate) fn of(query: &Query, flags: KeyFlags) -> Self {
-        let mut key = Vec::with_capacity(NAME + query.name().len());
+    /// Returns the key of a query with these EDNS options, in wire form.
+    pub(crate) fn of(query: &Query, flags: KeyFlags, options: &[u8]) -> Self {
+        let mut key = Vec::with_capacity(NAME + query.name().len() + options.len());
         key.extend(fixed_octets(query, flags));
         names::push_labels(query.name(), &mut key);
+        if !options.is_empty() {
+            key[FLAGS] |= HAS_OPTIONS;
+            key.push(0);
+            key.extend(options);
+        }
         Self::new(key.into())
     }
 
-    /// Returns whether this is the key of a query.
+    /// Returns whether this is the key of a query without EDNS options.
     pub(crate) fn is_of(&self, query: &Query, flags: KeyFlags) -> bool {
         self.octets[..NAME] == fixed_octets(query, flags) && has_name_in_any_case(self.name(), query.name())
     }
@@ -120,8 +130,9 @@ impl QueryKey {
         name_bits(self.hash)
     }
 
-    /// Returns the query as a message for an upstream; the socket sets its id. The client's EDNS options aren't forwarded:
-    /// cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section 3.2.1, RFC 7830 section 3).
+    /// Returns the query as a message for an upstream; the socket sets its id. It has the EDNS options of *rewrite* alone,
+    /// and none of the client's: cookies, keepalive and padding are hop-by-hop (RFC 7873 section 5, RFC 7828 section
+    /// 3.2.1, RFC 7830 section 3).
     pub(crate) fn encode(&self, with_edns: bool) -> Vec<u8> {
         const AUTHENTIC_DATA: u8 = 0x20;
         let checking_disabled = u8::from(self.has(CHECKING_DISABLED)) << 4;
@@ -133,7 +144,11 @@ impl QueryKey {
         message.push(0);
         message.extend(&self.octets[..FLAGS]);
         if with_edns {
-            message.extend(opt(self.has(DNSSEC_OK)));
+            let options = self.options();
+            let [fixed @ .., _, _] = opt(self.has(DNSSEC_OK));
+            message.extend(fixed);
+            message.extend(u16::try_from(options.len()).unwrap_or_default().to_be_bytes());
+            message.extend(options);
         }
         message
     }
@@ -141,7 +156,13 @@ impl QueryKey {
     /// Returns the name in wire form without the root octet, in lower case.
     #[must_use]
     pub fn name(&self) -> &[u8] {
-        &self.octets[NAME..]
+        &self.octets[NAME..][..name_length(&self.octets)]
+    }
+
+    /// Returns the EDNS options in wire form.
+    fn options(&self) -> &[u8] {
+        // The root octet is between the name and the options.
+        self.octets[NAME + self.name().len()..].get(1..).unwrap_or_default()
     }
 
     /// Returns another key for the same query by TCP or TLS, for failures that say nothing about UDP.
@@ -199,6 +220,19 @@ fn fixed_octets(query: &Query, flags: KeyFlags) -> [u8; NAME] {
     let [a, b] = u16::from(query.query_type()).to_be_bytes();
     let [c, d] = u16::from(query.query_class()).to_be_bytes();
     [a, b, c, d, flags.0]
+}
+
+/// Returns the length of the name in a key, without the root octet.
+fn name_length(octets: &[u8]) -> usize {
+    let name = &octets[NAME..];
+    if octets[FLAGS] & HAS_OPTIONS == 0 {
+        return name.len();
+    }
+    let mut at = 0;
+    while let Some(length @ 1..) = name.get(at) {
+        at += 1 + usize::from(*length);
+    }
+    at.min(name.len())
 }
 
 impl Hash for QueryKey {
@@ -330,6 +364,23 @@ mod tests {
         ]);
         for other in others {
             assert!(!key.is_of(&other.query, other.flags()) && other.key() != key, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn options_are_part_of_the_key_and_of_the_message() {
+        let option = [0xff, 0xee, 0, 2, 7, 0];
+        for name in ["a.example.", "."] {
+            let query = UpstreamQuery::recursive(Name::from_ascii(name).unwrap(), RecordType::A);
+            let key = |options: &[u8]| QueryKey::of(&query.query, query.flags(), options);
+            let (plain, with, other) = (key(&[]), key(&option), key(&option[..4]));
+            assert_eq!((with.name(), with.name_hash()), (plain.name(), plain.name_hash()));
+            assert!(with == key(&option) && with != plain && with != other);
+            assert!(with.hash != plain.hash && with.hash != other.hash);
+            assert!(!with.is_of(&query.query, query.flags()));
+            let message = plain.encode(true);
+            assert_eq!(with.encode(true), [&message[..message.len() - 2], &[0, 6], &option].concat());
+            assert_eq!(with.encode(false), plain.encode(false));
         }
     }
 

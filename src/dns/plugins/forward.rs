@@ -22,7 +22,8 @@
 //!
 //! - Identical concurrent queries are sent once, and all waiting clients get the answer. Therefore forwarded queries
 //!   have none of the client's EDNS options but DO, and always have EDNS and AD; the client sees AD, extended errors
-//!   and upper bits of a response code only if it understands them.
+//!   and upper bits of a response code only if it understands them. Options that *rewrite* adds are sent, and only
+//!   queries with the same options are identical.
 //! - If an upstream is silent for 0.5 s, the next one is asked as well, and the first answer counts; by UDP, the query
 //!   is also repeated from another port. A silent upstream is checked after 0.4 s, and not only after *read_timeout*.
 //!   An answer after *read_timeout* is accepted as long as the query waits for other upstreams.

@@ -24,8 +24,8 @@
 //! | 500 | the query gets no answer |
 //! | 503 | too many queries wait, or the connection is about to end |
 //!
-//! The client's address is that of the connection, so behind a proxy that of the proxy: `X-Forwarded-For` and similar
-//! headers are ignored, because any client can set them. *timeouts* applies as by TCP; `read` also limits the time for
+//! The client's address is that of the connection, so behind a proxy without *proxyproto* that of the proxy:
+//! `X-Forwarded-For` and similar headers are ignored, because any client can set them. *timeouts* applies as by TCP; `read` also limits the time for
 //! the body of a request, and HTTP/2 allows 100 queries at a time on a connection. A client that sends 128 KiB by
 //! HTTP/2 beyond 4 KiB for each request is disconnected. What HTTP/2 connections have sent may stay in memory, up to
 //! 2 MiB of each; from 128 KiB on they share 64 MiB for it, and a connection that gets no share ends after its answers.

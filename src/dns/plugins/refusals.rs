@@ -18,7 +18,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ),
     ("nomad", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("on", "isn't supported; run the command beside lb-linker, for example in a container of its own"),
-    ("proxyproto", "isn't supported yet; let the load balancer keep the clients' addresses"),
     ("route53", "isn't supported; forward the zone to the VPC's resolver, 169.254.169.253"),
     ("sign", "isn't supported; sign the zone's file outside, for example with ldns-signzone"),
     ("trace", "isn't supported; log and prometheus show the duration of queries"),

@@ -4,9 +4,9 @@
 //!
 //! # Description
 //!
-//! A rule changes the name, the type or the class of a query, or the names, the TTLs, the RCODE or the target of a
-//! CNAME in the answer. The plugins after *rewrite* see the changed query; the client always gets its own question
-//! back.
+//! A rule changes the name, the type, the class or the EDNS options of a query, or the names, the TTLs, the RCODE or
+//! the target of a CNAME in the answer. The plugins after *rewrite* see the changed query; the client always gets its
+//! own question back.
 //!
 //! The rules are tried in the order of the lines, each on the query as the previous ones have changed it. After a rule
 //! that matches, no further one is tried, unless the rule has `continue`. The changes of the answer are applied in
@@ -18,7 +18,14 @@
 //!
 //! Differences from CoreDNS:
 //!
-//! - `edns0` isn't supported, because no plugin here uses what it sets. `\C` is missing in regular expressions, too.
+//! - Clients never see the options of `edns0`, so that `revert` has no effect. CoreDNS adds them to an answer that has no
+//!   EDNS yet, and sends EDNS then even to clients without it.
+//! - *forward* sends only the options of `edns0`, and none of the client's.
+//! - *cache* keeps the answers to queries with different options apart, so that it is of no use with `{client_port}`.
+//!   CoreDNS gives the answer for one subnet to clients of all others. Options that depend on the client aren't added to
+//!   look-ups of links' targets, which clients share.
+//! - The options of a query have 512 bytes at most. A rule for one more doesn't match.
+//! - `\C` is missing in regular expressions.
 //! - CoreDNS returns the changed question if only rules with `continue` have matched and none of them changes answers;
 //!   resolvers drop such an answer.
 //! - If a rule produces an invalid name in the answer, or an RCODE above 15 for a client without EDNS, which can't
@@ -41,6 +48,10 @@
 //! rewrite [continue|stop] ttl [exact|prefix|suffix|substring|regex] NAME SECONDS|MIN-MAX
 //! rewrite [continue|stop] rcode [exact|prefix|suffix|substring|regex] NAME FROM TO
 //! rewrite [continue|stop] cname [exact|prefix|suffix|substring|regex] FROM TO
+//! rewrite [continue|stop] edns0 local set|append|replace CODE DATA [revert]
+//! rewrite [continue|stop] edns0 nsid set|append|replace [revert]
+//! rewrite [continue|stop] edns0 subnet set|append|replace IPV4_BITS IPV6_BITS [revert]
+//! rewrite [continue|stop] edns0 local|nsid|subnet unset [CODE]
 //! ```
 //!
 //! `continue` goes on to the next rule; `stop`, the default, ends the search. Both count only if the rule matches the
@@ -60,6 +71,13 @@
 //! | `ttl` | the TTL of all records: SECONDS, or at least MIN and at most MAX. `30-` has no upper bound, `-30` no lower one |
 //! | `rcode` | the RCODE of the answer, if it is FROM, also if no plugin has answered: numbers up to 23, or NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED, YXDOMAIN, YXRRSET, NXRRSET, NOTAUTH, NOTZONE, DSOTYPENI, BADSIG, BADKEY, BADTIME, BADMODE, BADNAME, BADALG, BADTRUNC or BADCOOKIE |
 //! | `cname` | the target of a CNAME, for queries of any type. The new target is looked up with the type of the client's query, and the result replaces the records after that CNAME; the RCODE stays. FROM is converted to lower case, even a regular expression, and the target keeps its case |
+//! | `edns0` | the EDNS options of the query. `set` and `append` match every query, `replace` those with such an option of the client or of an earlier rule, which it replaces as `set` does. `append` keeps such an option, and adds one more; with a variable or a subnet it doesn't match then. `unset` removes all of them, and needs CODE only for `local` |
+//!
+//! CODE and the numbers of bits may be decimal, or hexadecimal with `0x`. DATA is text, hexadecimal with `0x`, at most 256
+//! bytes, or one of these in braces: `{qname}` as text, `{qtype}`, `{client_ip}`, `{client_port}`, `{server_ip}` and
+//! `{server_port}` in network byte order, `{protocol}` (`udp` or `tcp`), or a label of *metadata* without its first slash,
+//! such as `{kubernetes/client-namespace}`; without a value the rule doesn't match. The option of `subnet` is the client's
+//! network of that length (RFC 7871).
 //!
 //! Of a `name` rule, the three sections of the answer keep the changed name, unless the rule is `exact` or has
 //! `answer`:
@@ -77,7 +95,7 @@
 //! # Examples
 //!
 //! One zone for another, invisibly for clients; the names of another system; ANY and TTLs; failures of a server as
-//! empty answers; one content delivery network for another:
+//! empty answers; one content delivery network for another; the client's network for upstreams:
 //!
 //! ```text
 //! rewrite name example.net example.org
@@ -91,10 +109,12 @@
 //! rewrite ttl suffix .example.org 30-300
 //! rewrite rcode regex (.*)\.example\.org SERVFAIL NOERROR
 //! rewrite cname suffix .cdn.example.net. .other.example.com.
+//! rewrite edns0 subnet set 24 56
 //! ```
 
 mod cname;
 mod editor;
+mod edns0;
 mod name_matcher;
 mod names;
 mod parse;
@@ -110,9 +130,12 @@ use std::borrow::Cow;
 use async_trait::async_trait;
 use hickory_proto::op::Query;
 
+use self::edns0::AddedOptions;
 use self::response::ResponseRule;
-use self::rule::Rule;
+use self::rule::{Rewritten, Rule};
+use super::kubernetes;
 use super::setup::Setup;
+use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::server::AccessRule;
@@ -126,7 +149,14 @@ struct Rewrite {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let rules = setup.lines.iter().map(parse::rule).collect::<Result<_, _>>()?;
+    let rules: Vec<Rule> = setup.lines.iter().map(parse::rule).collect::<Result<_, _>>()?;
+    let has_metadata = !setup.builder.labeled.all().is_empty();
+    for (line, rule) in setup.lines.iter().zip(&rules) {
+        let warning = rule.label().and_then(|label| {
+            labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, setup.block))
+        });
+        setup.builder.warnings.extend(warning.map(|warning| line.error(warning)));
+    }
     setup.add_with_access_rule(Rewrite { rules }, ChainPlugin::new);
     Ok(())
 }
@@ -140,36 +170,42 @@ impl Plugin for Rewrite {
     /// The request stays changed for the plugins before this one, as in CoreDNS: `errors` logs the changed query, and
     /// `log` and `prometheus` use its type.
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
-        let response_rules = self.rewrite(&mut request.query)?;
-        let outcome = next.serve(request).await;
+        let (rewritten, response_rules) = self.rewrite(request, &request.query)?;
+        let is_for_client = rewritten.options.are_for_client();
+        request.options = rewritten.options.to_wire();
+        request.query = rewritten.query;
+        let mut outcome = next.serve(request).await;
+        if let (Ok(reply), true) = (&mut outcome, is_for_client) {
+            // *cache* in this block has the options in its key, *cache* in a block that looks an alias up here hasn't.
+            reply.is_cacheable = false;
+        }
         response::rewrite(&response_rules, request, outcome).await
     }
 }
 
 impl AccessRule for Rewrite {
-    fn rewritten(&self, query: &Query) -> Option<Query> {
-        let mut rewritten = query.clone();
+    fn rewritten(&self, request: &Request, query: &Query) -> Option<Query> {
         // A rewrite to an invalid name fails, so the query never reaches the next plugins.
-        self.rewrite(&mut rewritten).ok()?;
-        Some(rewritten)
+        let (rewritten, _) = self.rewrite(request, query).ok()?;
+        Some(rewritten.query)
     }
 }
 
 impl Rewrite {
-    /// Changes the query. Returns the matching rules for the answer, in the order of the rules.
-    fn rewrite(&self, query: &mut Query) -> Result<Vec<Cow<'_, ResponseRule>>, PluginError> {
-        let original = query.clone();
+    /// Returns a query of a request as the rules change it, and the matching rules for the answer, in the order of the
+    /// rules.
+    fn rewrite(
+        &self,
+        request: &Request,
+        query: &Query,
+    ) -> Result<(Rewritten, Vec<Cow<'_, ResponseRule>>), PluginError> {
+        let mut rewritten = Rewritten { query: query.clone(), options: AddedOptions::default() };
         let mut response_rules = Vec::new();
         for rule in &self.rules {
-            match rule.apply(query, &mut response_rules) {
-                Ok(applies) if applies && rule.is_last => break,
-                Ok(_) => {}
-                Err(failure) => {
-                    *query = original;
-                    return Err(failure);
-                }
+            if rule.apply(request, &mut rewritten, &mut response_rules)? && rule.is_last {
+                break;
             }
         }
-        Ok(response_rules)
+        Ok((rewritten, response_rules))
     }
 }

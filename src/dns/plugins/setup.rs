@@ -22,6 +22,7 @@ use super::secondary::zone::Secondaries;
 use super::transfer::slots::TransferSlots;
 use super::ttl_limits::TtlLimits;
 use crate::dns::chain::plugin::{ChainPlugin, Plugin};
+use crate::dns::chain::proxy_sources::ProxySources;
 use crate::dns::chain::server::{AccessRule, Server};
 use crate::dns::corefile::arguments::zones;
 use crate::dns::corefile::{CorefileError, Directive, Position, Token};
@@ -131,6 +132,8 @@ pub struct BlockBuilder {
     pub ports: Vec<u16>,
     pub tls: Option<TlsAcceptor>,
     pub timeouts: Timeouts,
+    /// The sources of PROXY headers that `proxyproto` names.
+    pub proxies: Option<Arc<ProxySources>>,
     /// The maximum number of connections that `https` sets.
     pub https_connections: Option<usize>,
     /// The maximum numbers of connections, and of queries at a time on each, that `grpc_server` sets.

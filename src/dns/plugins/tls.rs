@@ -4,10 +4,11 @@
 //!
 //! # Description
 //!
-//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853, and
-//! needs this plugin. So do blocks `quic://` ([*quic*](#quic)), and blocks `https://` ([*https*](#https)) and
-//! `grpc://` ([*grpc_server*](#grpc_server)), unless a proxy in front of them has the certificate. In other blocks it
-//! has no effect. TLS 1.2 and 1.3 are supported, by QUIC 1.3. The files are read with the Corefile: *reload* also
+//! A block with an address that begins with `tls://` answers DNS over TLS (RFC 7858), by default on port 853. Blocks
+//! `quic://` ([*quic*](#quic)) need this plugin. Without it blocks `tls://`, `https://` ([*https*](#https)) and `grpc://`
+//! ([*grpc_server*](#grpc_server)) answer without TLS, for a proxy in front that has the certificate; a block `tls://`
+//! then answers by TCP, and a warning says so. In other blocks this plugin has no effect. TLS 1.2 and 1.3 are supported,
+//! by QUIC 1.3. The files are read with the Corefile: *reload* also
 //! notices a renewed certificate.
 //!
 //! Differences from CoreDNS: certificates aren't obtained from an ACME server, so `acme` and its options are rejected:

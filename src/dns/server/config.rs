@@ -157,6 +157,7 @@ pub fn build_all(
         return Err(errors);
     }
     share_wildcards(&mut configuration.blocks);
+    configuration.warn_of_missing_tls();
     let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
@@ -388,11 +389,14 @@ impl Configuration {
                 line.error(format!("shed is about UDP, and {scheme}:// blocks have none: leave it out"))
             );
         }
-        if matches!(address.scheme, Scheme::Tls | Scheme::Quic) && builder.tls.is_none() {
-            return Err(word.position.error(format!(
-                "a {}:// block needs the plugin tls, with a certificate and its key",
-                address.scheme
-            )));
+        if address.scheme == Scheme::Quic && builder.tls.is_none() {
+            let text = "a quic:// block needs the plugin tls, with a certificate and its key";
+            return Err(word.position.error(text));
+        }
+        if address.scheme == Scheme::Quic && builder.proxies.is_some() {
+            return Err(word
+                .position
+                .error("a quic:// block can't have proxyproto: PROXY headers aren't read by QUIC"));
         }
         let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
@@ -400,6 +404,24 @@ impl Configuration {
             add_zone(&mut self.listeners, at, &address.zone, self.blocks.len(), &word.position)?;
         }
         Ok(())
+    }
+
+    /// Warns of listeners for DNS over TLS that have no certificate, and answer by TCP without TLS, as in CoreDNS.
+    fn warn_of_missing_tls(&mut self) {
+        let Self { blocks, listeners } = self;
+        for listener in listeners.iter().filter(|listener| listener.at.scheme == Scheme::Tls) {
+            let numbers = listener.zones.iter().map(|(_, number)| *number);
+            if let Some(first) = numbers.clone().next()
+                && numbers.clone().all(|number| blocks[number].builder.tls.is_none())
+            {
+                let warning = listener.position.error(format!(
+                    "{} answers by TCP without TLS, because the block has no plugin tls; right only behind a proxy that \
+                     has the certificate",
+                    listener.at
+                ));
+                blocks[first].builder.warnings.push(warning);
+            }
+        }
     }
 
     /// Returns the connection settings of a listener: TLS, `https`, `grpc_server` and `quic` from the first of its
@@ -462,7 +484,11 @@ impl Configuration {
             .map(|(zone, number)| (zone.clone(), Arc::clone(&self.blocks[*number].block)))
             .collect();
         let twin = self.listeners.iter().find(|other| other.zones == listener.zones).unwrap_or(listener);
-        Server::new(bound.to_string(), &blocks, server_metrics).with_view(twin.at.to_string())
+        let mut builders = listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
+        let proxies = builders.find_map(|builder| builder.proxies.clone());
+        Server::new(bound.to_string(), &blocks, server_metrics)
+            .with_view(twin.at.to_string())
+            .with_proxies(proxies)
     }
 }
 

@@ -286,7 +286,8 @@ impl Instance {
         let number = self.next;
         let how = match bound.scheme {
             Scheme::Dns => "UDP and TCP",
-            Scheme::Tls => "TLS",
+            Scheme::Tls if connection_config.load().tls.is_some() => "TLS",
+            Scheme::Tls => "TCP without TLS",
             Scheme::Https if connection_config.load().tls.is_some() => "HTTPS",
             Scheme::Https => "HTTP without TLS",
             Scheme::Grpc if connection_config.load().tls.is_some() => "gRPC",

@@ -1,5 +1,7 @@
 //! Metrics of clients' connections and datagrams.
 
+use std::fmt::Display;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -37,6 +39,8 @@ pub struct TransportMetrics {
     /// UDP queries that were dropped, by `reason`: see [`DropReason`].
     udp_dropped: IntCounterVec,
     drop_log: Mutex<DropLog>,
+    refused_headers: IntCounter,
+    header_log: Mutex<LineLimit>,
 }
 
 /// The UDP queries that were dropped since the last warning, by the first three reasons. Forged source addresses cause
@@ -91,6 +95,11 @@ impl MetricGroup for TransportMetrics {
             )?,
             udp_dropped: registered(registry, IntCounterVec::new(dropped, &["reason"]))?,
             drop_log: Mutex::default(),
+            refused_headers: counter(
+                "lb_linker_dns_proxy_headers_refused_total",
+                "Connections and UDP datagrams that were dropped because of their PROXY header.",
+            )?,
+            header_log: Mutex::default(),
         };
         for reason in REASONS {
             metrics.udp_dropped.with_label_values(&[reason]);
@@ -105,6 +114,18 @@ impl TransportMetrics {
         let warning = self.drop_log.lock().add(reason, number, Instant::now());
         if let Some(warning) = warning {
             warn!("{warning}");
+        }
+    }
+
+    /// Counts a connection or datagram that is dropped because of its PROXY header.
+    pub fn refused_header(&self, sender: SocketAddr, why: impl Display) {
+        self.refused_headers.inc();
+        if let Some(omitted) = self.header_log.lock().take(Instant::now()) {
+            warn!(
+                "proxyproto: connections and datagrams dropped because of their PROXY header since the last such line: \
+                 {}; the newest is of {sender}: {why}",
+                omitted + 1
+            );
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod connection_limit;
 mod framing;
 mod http;
 pub(super) mod limits;
+mod proxied;
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use crate::dns::chain::handler::Handler;
+use crate::dns::chain::proxy_sources::ProxySources;
 use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, bind_with, is_fatal, is_out_of_resources};
 use crate::model::line_limit::LineLimit;
 
@@ -170,6 +172,49 @@ pub async fn serve(
 }
 
 async fn serve_one(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    http: Option<HttpConfig>,
+    connection: Connection,
+) {
+    let proxies = connection.handler.server.load().proxies().cloned();
+    match proxies {
+        None => serve_client(stream, tls, http, connection).await,
+        Some(proxies) => Box::pin(serve_proxied(stream, tls, http, connection, &proxies)).await,
+    }
+}
+
+/// Serves a connection that may begin with a PROXY header. Until the header is read, the connection counts for its sender,
+/// and then for the client.
+async fn serve_proxied(
+    mut stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    http: Option<HttpConfig>,
+    connection: Connection,
+    proxies: &ProxySources,
+) {
+    let (sender, limiter) = (connection.client, Arc::clone(connection.permit.limiter()));
+    let client = tokio::select! {
+        client = proxied::client(&mut stream, sender, proxies, connection.limits) => client,
+        () = connection.stop.cancelled() => return,
+    };
+    match client {
+        Ok(client) if client == sender => serve_client(stream, tls, http, connection).await,
+        Ok(client) => {
+            drop(connection.permit);
+            let Some((permit, registration)) = limiter.admit(client) else { return };
+            let connection = Connection { client, permit, ..connection };
+            let serving = serve_client(stream, tls, http, connection);
+            let _ = Abortable::new(Box::pin(serving), registration).await;
+        }
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            limiter.count_refused_header(sender, &error)
+        }
+        Err(error) => debug!("TCP: connection of {sender}: {error}"),
+    }
+}
+
+async fn serve_client(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     http: Option<HttpConfig>,

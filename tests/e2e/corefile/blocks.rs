@@ -164,6 +164,26 @@ pub const GROUPS: &[Group] = &[
             anything. A port2 tcp",
     },
     Group {
+        name: "blocks: tls:// without the plugin tls",
+        corefile: "
+            .:{$PORT} tls://.:{$TLS} {
+                bind 127.0.0.1
+                whoami
+            }
+            tls://a.test:{$TLS} {
+                bind 127.0.0.1
+                template IN A . {
+                    answer \"{{ .Name }} 60 IN A 192.0.2.1\"
+                }
+            }",
+        files: &[],
+        questions: "
+            b.test. A
+            b.test. A port-tls tcp
+            x.a.test. A port-tls tcp
+            x.a.test. A port-tls tcp edns",
+    },
+    Group {
         name: "blocks: addresses and ports",
         corefile: "
             .:{$PORT} {

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use super::compare::Group;
 use super::server::Program;
 use super::{
-    autopath, blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, tsig, zone_files,
+    autopath, blocks, cache, forward, hosts, proxyproto, rewrite, small_plugins, stub_domains, template,
+    tsig, zone_files,
 };
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -82,6 +83,7 @@ pub const EXPECTED: &[Expected] = &[
         at: &[
             ("acl", "*", "opt"),
             ("autopath", "block.first.test. A", "opt"),
+            ("proxyproto", "* proxy=v2/192.0.2.9", "opt"),
             ("all of them", "x.refused.example.org. A", "opt"),
             ("template", "foo.invalid. *", "opt"),
             ("template", "invalid. SOA", "opt"),
@@ -109,6 +111,23 @@ pub const EXPECTED: &[Expected] = &[
             ("forward: odd answers", "cd.odd. A", "flags"),
             ("cache", "cd.odd. A", "flags"),
         ],
+    },
+    Expected {
+        reason: "Upstreams get the options of *rewrite*, and none of the client's.",
+        at: &[("rewrite: edns0", "options.replace.test. TXT edns option=65009:ff", "answer")],
+    },
+    Expected {
+        reason: "An IPv4 address in the PROXY header of a datagram is one, for *acl* and *whoami*, too. CoreDNS takes it as \
+                 IPv4-mapped IPv6.",
+        at: &[
+            ("proxyproto", "a. A proxy=v2/192.0.2.7*", "additional"),
+            ("proxyproto", "a. A port2 proxy=v2/192.0.2.7", "additional"),
+        ],
+    },
+    Expected {
+        reason: "A query without EDNS gets an answer without EDNS (RFC 6891 section 7). CoreDNS sends the EDNS that its \
+                 *rewrite* added to the query.",
+        at: &[("rewrite: edns0", "* TXT", "opt"), ("rewrite: edns0", "* TXT tcp", "opt")],
     },
     Expected {
         reason: "AD is set only for clients that set AD or DO (RFC 6840 section 5.8). Without *cache*, \
@@ -410,13 +429,14 @@ fn star_in_a_pattern_matches_any_text() {
 
 #[test]
 fn every_expected_difference_names_an_existing_group() {
-    let modules: [&[Group]; 11] = [
+    let modules: [&[Group]; 12] = [
         autopath::GROUPS,
         blocks::GROUPS,
         cache::GROUPS,
         forward::GROUPS,
         small_plugins::GROUPS,
         hosts::GROUPS,
+        proxyproto::GROUPS,
         rewrite::GROUPS,
         stub_domains::GROUPS,
         template::GROUPS,

@@ -7,10 +7,13 @@
 //! - `edns`, or `edns=SIZE`: the query has EDNS; `do`, `option=CODE:HEX`, `nsid` and `version=N` add EDNS, too
 //! - `cd`, `ad`: the flag is set; `nord`: the flag RD, which is set by default, isn't
 //! - `opcode=N`: another opcode than 0, QUERY
-//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`: other ports of the server
+//! - `from=IP`, `to=IP`: other addresses of the client and the server; `port2`, `port3`, `port-tls`: other ports of the
+//!   server
 //! - `case`: the comparison of the answer is case-sensitive
 //! - `key=NAME`: the query is signed with this key, whose secret is the name; `algorithm=NAME` is its algorithm, and
 //!   `behind=SECONDS` says how far the client's clock is behind
+//! - `proxy=HEADER`: the query is behind a PROXY header: `v1/IP` or `v2/IP` with the address of the client, `unknown`,
+//!   `local`, or `bad`
 //! - `wait=MS`: the pause before the query, in ms
 //! - `silent`: the server must not answer
 //! - `each`, as the last word: the query is sent in each of [`VARIANTS`]
@@ -51,6 +54,8 @@ pub struct Question {
     /// The line of the table, which is also the name of the query.
     pub text: String,
     pub message: Vec<u8>,
+    /// The PROXY header before the message.
+    header: Vec<u8>,
     pub tcp: bool,
     from: IpAddr,
     to: IpAddr,
@@ -104,6 +109,7 @@ impl Question {
         let mut question = Self {
             text: text.to_owned(),
             message: Vec::new(),
+            header: Vec::new(),
             tcp: false,
             from: Ipv4Addr::LOCALHOST.into(),
             to: Ipv4Addr::LOCALHOST.into(),
@@ -116,7 +122,7 @@ impl Question {
             behind: 0,
         };
         let (mut qclass, mut opcode, mut rd, mut low) = (1_u16, 0_u16, 1_u16, 0_u16);
-        let mut edns = None;
+        let (mut edns, mut proxy) = (None, "");
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
             match key {
@@ -141,6 +147,8 @@ impl Question {
                 "to" => question.to = value.parse().unwrap(),
                 "port2" => question.port = "PORT2",
                 "port3" => question.port = "PORT3",
+                "port-tls" => question.port = "TLS",
+                "proxy" => proxy = value,
                 "wait" => question.wait = Duration::from_millis(value.parse().unwrap()),
                 "silent" => question.silent = true,
                 "case" => question.case = true,
@@ -171,6 +179,7 @@ impl Question {
             message.extend(options);
         }
         question.message = message;
+        question.header = proxy_header(proxy, question.tcp);
         question
     }
 
@@ -200,7 +209,7 @@ impl Question {
             let mut stream =
                 socket.connect(server).await.unwrap_or_else(|error| panic!("{}: {error}", self.text));
             let length = u16::try_from(message.len()).unwrap();
-            stream.write_all(&[&length.to_be_bytes(), &*message].concat()).await.unwrap();
+            stream.write_all(&[&*self.header, &length.to_be_bytes(), &*message].concat()).await.unwrap();
             let read = async {
                 let length = stream.read_u16().await.ok()?;
                 let mut answer = vec![0; length.into()];
@@ -211,7 +220,7 @@ impl Question {
         } else {
             let socket = UdpSocket::bind((self.from, 0)).await.unwrap();
             socket.connect(server).await.unwrap();
-            socket.send(&message).await.unwrap();
+            socket.send(&[&*self.header, &*message].concat()).await.unwrap();
             let mut answer = vec![0; 65535];
             let read = async {
                 let length = socket.recv(&mut answer).await.ok()?;
@@ -224,6 +233,31 @@ impl Question {
         let signature =
             checker.zip(answer.as_mut()).map(|(mut checker, answer)| checker.check(answer, self.time()));
         Reply { answer, signature, took }
+    }
+}
+
+fn proxy_header(what: &str, tcp: bool) -> Vec<u8> {
+    let (version, ip) = what.split_once('/').unwrap_or((what, ""));
+    let transport = if tcp { 1 } else { 2 };
+    let binary = |command: u8, family: u8, addresses: &[u8]| {
+        let length = u16::try_from(addresses.len()).unwrap().to_be_bytes();
+        [b"\r\n\r\n\0\r\nQUIT\n", &[command, family][..], &length, addresses].concat()
+    };
+    let ports = [0x12, 0x67, 0, 53];
+    match (version, ip.parse()) {
+        ("", _) => Vec::new(),
+        ("v1", Ok(IpAddr::V4(ip))) => format!("PROXY TCP4 {ip} 192.0.2.53 4711 53\r\n").into_bytes(),
+        ("v1", Ok(IpAddr::V6(ip))) => format!("PROXY TCP6 {ip} 2001:db8::53 4711 53\r\n").into_bytes(),
+        ("v2", Ok(IpAddr::V4(ip))) => {
+            binary(0x21, 0x10 | transport, &[&ip.octets()[..], &[192, 0, 2, 53], &ports].concat())
+        }
+        ("v2", Ok(IpAddr::V6(ip))) => {
+            binary(0x21, 0x20 | transport, &[&ip.octets()[..], &[0; 16], &ports].concat())
+        }
+        ("unknown", _) => b"PROXY UNKNOWN\r\n".to_vec(),
+        ("local", _) => binary(0x20, 0, &[]),
+        ("bad", _) => binary(0x2f, 0x10 | transport, &[0; 12]),
+        _ => panic!("{what}"),
     }
 }
 

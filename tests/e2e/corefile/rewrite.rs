@@ -1,4 +1,4 @@
-//! `rewrite` in all forms except edns0 and cname.
+//! `rewrite` in all forms except cname.
 
 use super::compare::{Group, compare};
 
@@ -179,6 +179,79 @@ pub const GROUPS: &[Group] = &[
             nowhere.example.org. A
             a.wild.example.org. A
             a.example.org. A",
+    },
+    Group {
+        name: "rewrite: edns0",
+        corefile: r#"
+            .:{$PORT} {
+                bind 127.0.0.1
+                rewrite continue edns0 local set 0xffee 0x61626364
+                rewrite continue edns0 local append 65001 text
+                rewrite continue edns0 local replace 65001 other revert
+                rewrite continue edns0 local replace 65002 never
+                rewrite continue edns0 nsid set
+                rewrite continue edns0 subnet set 24 56
+                rewrite continue edns0 local set 65003 {client_ip}
+                rewrite continue edns0 local set 65004 {protocol}
+                rewrite continue {
+                    edns0 local set 65005 {server_ip}
+                }
+                rewrite continue edns0 local set 65006 {unknown/label}
+                rewrite edns0 local set 65007 ""
+                rewrite edns0 local set 65008 never
+                forward . {$ODD}
+            }
+            first.test:{$PORT} {
+                bind 127.0.0.1
+                rewrite edns0 local replace 65001 never
+                rewrite edns0 local append 65001 one
+                rewrite edns0 local append 65001 never
+                forward . {$ODD}
+            }
+            unset.test:{$PORT} {
+                bind 127.0.0.1
+                rewrite continue edns0 subnet set 20 56
+                rewrite continue edns0 local set 0xfff0 {qname}
+                rewrite continue edns0 local append 0xfff0 more
+                rewrite continue edns0 local set 0xfff1 stays
+                rewrite continue edns0 local unset 0xfff0
+                rewrite continue edns0 subnet unset
+                rewrite edns0 nsid replace
+                forward . {$ODD}
+            }
+            variable.test:{$PORT} {
+                bind 127.0.0.1
+                rewrite continue name suffix .variable.test .odd answer auto
+                rewrite continue edns0 local append 65001 {qtype}
+                rewrite continue edns0 local append 65001 {qname}
+                rewrite continue edns0 local append 0xfde9 data
+                rewrite continue edns0 local append 65002 {qname}
+                rewrite edns0 subnet append 13 56
+                forward . {$ODD}
+            }
+            replace.test:{$PORT} {
+                bind 127.0.0.1
+                rewrite continue edns0 local replace 65001 replaced
+                rewrite edns0 subnet replace 8 8
+                forward . {$ODD}
+            }"#,
+        files: &[],
+        questions: "
+            options.test. TXT
+            options.test. TXT edns
+            options.test. TXT tcp
+            options.test. TXT edns=4096 do
+            options.first.test. TXT
+            options.first.test. TXT edns option=65001:ff
+            options.unset.test. TXT
+            options.unset.test. TXT edns option=65520:ff option=8:000118000a0000
+            options.variable.test. TXT
+            OPTIONS.variable.test. TXT
+            options.variable.test. TXT tcp
+            options.replace.test. TXT
+            options.replace.test. TXT edns option=65001:ff
+            options.replace.test. TXT edns option=8:000118000a0000
+            options.replace.test. TXT edns option=65009:ff",
     },
     Group {
         name: "rewrite: with cache",

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use hickory_proto::op::{Message, ResponseCode};
-use hickory_proto::rr::rdata::{A, CNAME, SOA};
+use hickory_proto::rr::rdata::{A, CNAME, SOA, TXT};
 use hickory_proto::rr::{Name, RData, Record};
 
 use super::server::{CorefileDir, Program, Server};
@@ -197,6 +197,14 @@ fn odd(asked: &Message, tcp: bool) -> Vec<Message> {
         "alias" => {
             let target = Name::from_ascii("target.odd.").unwrap();
             answer.answers = vec![Record::from_rdata(name, 60, RData::CNAME(CNAME(target)))];
+        }
+        // Says which EDNS options the query has.
+        "options" => {
+            let options = asked.edns.iter().flat_map(|edns| edns.options().as_ref()).map(|(code, option)| {
+                format!("{}={:02x?}", u16::from(*code), Vec::<u8>::try_from(option).unwrap())
+            });
+            let text = ["options".to_owned()].into_iter().chain(options).collect();
+            answer.answers = vec![Record::from_rdata(name, 60, RData::TXT(TXT::new(text)))];
         }
         "extra" => {
             let other = Name::from_ascii("other.odd.").unwrap();

@@ -32,7 +32,7 @@ impl CacheQuery {
     pub(super) fn new(request: &Request, counters: Arc<CacheCounters>) -> Self {
         let upstream_query = request.upstream_query();
         let is_by_stream = request.protocol != Protocol::Udp && matches!(request.purpose, Purpose::Client);
-        Self { key: upstream_query.key(), upstream_query, counters, is_by_stream }
+        Self { key: request.query_key(), upstream_query, counters, is_by_stream }
     }
 
     /// Returns the key of a failure of all upstreams: clients that use UDP don't get a failure by TCP.

@@ -243,7 +243,9 @@ impl OptionsParser {
             Scheme::Dns if self.force_tcp => Transport::Tcp,
             Scheme::Dns => Transport::Udp,
             // `destinations` returns no other scheme.
-            Scheme::Tls | Scheme::Grpc | Scheme::Quic => Transport::Tls(self.tls.client(server_name, word, connector)?),
+            Scheme::Tls | Scheme::Grpc | Scheme::Quic => {
+                Transport::Tls(self.tls.client(server_name, word, connector)?)
+            }
             Scheme::Https => {
                 let host = match &at {
                     AddressOrHost::Host(host, _) => Some(host.trim_end_matches('.')),

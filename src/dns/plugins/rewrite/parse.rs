@@ -6,6 +6,7 @@ use hickory_proto::rr::{DNSClass, RecordType};
 use regex::{Regex, RegexBuilder};
 
 use super::cname::CnameRule;
+use super::edns0::Edns0Rule;
 use super::name_matcher::{NameMatcher, NameRenaming};
 use super::rcode::{self, RcodeRule};
 use super::response::ResponseRule;
@@ -16,7 +17,7 @@ use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::{parse_class, parse_type};
 use crate::dns::plugins::ttl_limits::TtlRange;
 
-const RULES: &str = "name, type, class, ttl, rcode, cname";
+const RULES: &str = "name, type, class, ttl, rcode, cname, edns0";
 /// The number of groups that CoreDNS looks for in a text.
 const MAX_GROUPS: usize = 101;
 
@@ -60,11 +61,7 @@ pub(super) fn rule(line: &Directive) -> Result<Rule, CorefileError> {
                 kind.error("answer has to follow a name rule: name regex FROM TO answer name FROM TO")
             );
         }
-        "edns0" => {
-            return Err(kind.error(format!(
-                "CoreDNS's rule \"edns0\" of {NAME} isn't supported here; supported are {RULES}"
-            )));
-        }
+        "edns0" => RuleChange::Edns0(Edns0Rule::parse(kind, arguments)?),
         _ => return Err(kind.error(format!("{NAME} has no rule {:?}; it has {RULES}", kind.text))),
     };
     Ok(Rule { change, is_last })

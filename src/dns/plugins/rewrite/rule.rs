@@ -5,10 +5,12 @@ use std::borrow::Cow;
 use hickory_proto::op::Query;
 use hickory_proto::rr::{DNSClass, RecordType};
 
+use super::edns0::{AddedOptions, Edns0Rule};
 use super::name_matcher::{NameMatcher, NameRenaming};
 use super::names::parse_rewritten;
 use super::response::ResponseRule;
 use crate::dns::chain::plugin::PluginError;
+use crate::dns::chain::request::Request;
 use crate::dns::message::presentation::lower_name_text;
 
 #[derive(Debug)]
@@ -16,6 +18,13 @@ pub(super) struct Rule {
     pub(super) change: RuleChange,
     /// Whether no further rule is tried if this rule matches.
     pub(super) is_last: bool,
+}
+
+/// A query as rules have changed it.
+#[derive(Debug)]
+pub(super) struct Rewritten {
+    pub(super) query: Query,
+    pub(super) options: AddedOptions,
 }
 
 #[derive(Debug)]
@@ -29,6 +38,7 @@ pub(super) enum RuleChange {
         from: DNSClass,
         to: DNSClass,
     },
+    Edns0(Edns0Rule),
     /// A change of the answers to queries for these names, or for all names.
     Answers {
         names: Option<NameMatcher>,
@@ -47,15 +57,25 @@ pub(super) struct NameChange {
 }
 
 impl Rule {
+    /// Returns the label of *metadata* that the rule uses.
+    pub(super) fn label(&self) -> Option<&str> {
+        match &self.change {
+            RuleChange::Edns0(rule) => rule.label(),
+            _ => None,
+        }
+    }
+
     /// Changes the query, and adds the changes of the answer. Returns whether the rule matches the query.
     ///
     /// # Errors
     /// Fails if the new name is invalid.
     pub(super) fn apply<'a>(
         &'a self,
-        query: &mut Query,
+        request: &Request,
+        rewritten: &mut Rewritten,
         response_rules: &mut Vec<Cow<'a, ResponseRule>>,
     ) -> Result<bool, PluginError> {
+        let Rewritten { query, options } = rewritten;
         match &self.change {
             RuleChange::Name(change) => change.apply(query, response_rules),
             RuleChange::Type { from, to } => {
@@ -72,6 +92,7 @@ impl Rule {
                 }
                 Ok(applies)
             }
+            RuleChange::Edns0(rule) => Ok(rule.apply(request, query, options)),
             RuleChange::Answers { names, response_rule: what } => {
                 let applies = names.as_ref().is_none_or(|names| names.matches(&matched(query)));
                 if applies {

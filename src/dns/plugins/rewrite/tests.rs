@@ -2,6 +2,7 @@
 
 mod answers;
 mod cname;
+mod edns0;
 
 use std::sync::Arc;
 

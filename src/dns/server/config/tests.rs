@@ -60,10 +60,6 @@ fn invalid_configurations_are_refused_with_a_position() {
             "Corefile:2:21: 127.0.0.1:1053 is this block's own listener dns://:1053: every query would loop",
         ),
         (
-            "tls://. {\nwhoami\n}",
-            "Corefile:1:1: a tls:// block needs the plugin tls, with a certificate and its key",
-        ),
-        (
             "quic://. {\nwhoami\n}",
             "Corefile:1:1: a quic:// block needs the plugin tls, with a certificate and its key",
         ),
@@ -82,6 +78,23 @@ fn invalid_configurations_are_refused_with_a_position() {
     ] {
         assert_eq!(error(text), expected, "{text}");
     }
+}
+
+#[test]
+fn tls_listeners_without_a_certificate_are_warned_of() {
+    let text = "https://. tls://. tls://a.example:8853 {\nwhoami\n}\ntls://b.example:8853 {\nwhoami\n}\n";
+    let configured = configured(text).unwrap();
+    let warnings = configured.blocks.iter().flat_map(|built| &built.builder.warnings);
+    let warnings: Vec<String> = warnings.map(ToString::to_string).collect();
+    let expected = [("1:11", "tls://:853"), ("1:19", "tls://:8853")].map(|(place, listener)| {
+        format!(
+            "Corefile:{place}: {listener} answers by TCP without TLS, because the block has no plugin tls; right only \
+             behind a proxy that has the certificate"
+        )
+    });
+    assert_eq!(warnings, expected);
+    let of_listeners = configured.listeners.iter().map(|listener| configured.connection_config(listener));
+    assert!(of_listeners.into_iter().all(|connection_config| connection_config.tls.is_none()));
 }
 
 #[test]

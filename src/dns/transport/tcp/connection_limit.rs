@@ -133,6 +133,10 @@ impl ConnectionLimiter {
         self.frames.of(unmapped(client).ip())
     }
 
+    pub(super) fn count_refused_header(&self, sender: SocketAddr, why: &io::Error) {
+        self.metrics.refused_header(sender, why);
+    }
+
     pub(in crate::dns::transport) fn count_busy(&self) {
         self.metrics.tcp_busy.inc();
     }

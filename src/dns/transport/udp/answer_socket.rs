@@ -100,6 +100,10 @@ impl AnswerSocket {
         self.metrics.udp_computed.inc_by(number);
     }
 
+    pub(super) fn count_refused_header(&self, sender: SocketAddr, why: &str) {
+        self.metrics.refused_header(sender, why);
+    }
+
     pub(super) fn count_dropped(&self, reason: DropReason, number: u32) {
         self.metrics.dropped(reason, number);
     }

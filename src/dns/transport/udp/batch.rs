@@ -121,8 +121,16 @@ impl DatagramBatch {
     }
 
     pub(super) fn query_and_answer_buffer(&mut self, at: usize) -> (&[u8], &mut [u8]) {
-        let length = self.incoming.headers[at].msg_len as usize;
-        (&self.requests[at][..length.min(MAX_REQUEST_BYTES)], &mut self.answers[self.answered])
+        let length = self.length(at);
+        (&self.requests[at][..length], &mut self.answers[self.answered])
+    }
+
+    pub(super) fn datagram(&self, at: usize) -> &[u8] {
+        &self.requests[at][..self.length(at)]
+    }
+
+    fn length(&self, at: usize) -> usize {
+        (self.incoming.headers[at].msg_len as usize).min(MAX_REQUEST_BYTES)
     }
 
     /// Returns whether a datagram was longer than its buffer.
@@ -157,7 +165,7 @@ impl DatagramBatch {
                 control = libc::CMSG_NXTHDR(header, control);
             }
         }
-        Some(Peer { address, local: local_address, kernel_drops })
+        Some(Peer { address, client: address, local: local_address, kernel_drops })
     }
 
     /// Queues `length` bytes of the answer buffer for the sender of a datagram, to be sent from the address

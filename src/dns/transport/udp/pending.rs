@@ -11,10 +11,13 @@ use crate::dns::chain::handler::EncodedReply;
 use crate::dns::net::unmapped;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard};
 
-/// The client, and the local address that it sent the query to.
+/// The sender of a query, and the local address that it sent the query to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
+    /// The address that gets the answer.
     pub(super) address: SocketAddr,
+    /// The client: the sender, unless a PROXY header names another address.
+    pub(super) client: SocketAddr,
     pub(super) local: Option<IpAddr>,
     /// The number of datagrams that the kernel has dropped since the socket was opened because the receive buffer was
     /// full.
@@ -66,7 +69,7 @@ impl Backlog {
         guard: InFlightGuard,
     ) -> bool {
         let part = if is_about_own_names { &mut self.own } else { &mut self.others };
-        let Some(share) = part.capacity.acquire(unmapped(peer.address).ip(), 1) else { return false };
+        let Some(share) = part.capacity.acquire(unmapped(peer.client).ip(), 1) else { return false };
         part.queries.push_back((PendingQuery { progress, peer, key, guard }, share));
         true
     }

@@ -98,7 +98,8 @@ async fn waiting_queries_of_a_client_leave_half_of_the_quota() {
 
 /// Adds queries of a client to a backlog; returns how many it takes.
 fn push(backlog: &mut Backlog, is_about_own_names: bool, client: u8, number: usize) -> usize {
-    let peer = Peer { address: (Ipv4Addr::new(127, 0, 0, client), 53).into(), local: None, kernel_drops: 0 };
+    let address = (Ipv4Addr::new(127, 0, 0, client), 53).into();
+    let peer = Peer { address, client: address, local: None, kernel_drops: 0 };
     let query = || (QueryProgress::Message(vec![u8::from(is_about_own_names)]), peer, None);
     (0..number)
         .filter(|_| backlog.push(is_about_own_names, query(), InFlightGuard::new(&Arc::default())))
@@ -165,7 +166,7 @@ async fn answers_that_the_kernel_refuses_are_counted_and_skipped() {
     let client = client(1, socket.local_addr().unwrap()).await;
     let socket = AnswerSocket::new(socket, Arc::default(), handler.metrics.group().unwrap());
     let answer = |address| OutgoingDatagram {
-        peer: Peer { address, local: None, kernel_drops: 0 },
+        peer: Peer { address, client: address, local: None, kernel_drops: 0 },
         bytes: question(KNOWN),
     };
     // The kernel refuses datagrams to a broadcast address without SO_BROADCAST, and to port 0.
@@ -367,4 +368,40 @@ async fn look_up_without_clients_goes_on_after_the_end_of_its_thread() {
     let answer = timeout(REPLY_TIMEOUT, joined).await.expect("an answer").unwrap();
     let answer = Message::from_vec(&answer.bytes).unwrap();
     assert_eq!(answer.answers[1].data.ip_addr(), "192.0.2.9".parse().ok());
+}
+
+#[tokio::test]
+async fn header_names_the_client_of_a_datagram() {
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    let lines = ". {\nproxyproto {\nallow 127.0.0.1\ndefault reject\n}\nwhoami\n}\n";
+    let handler = first_handler(lines, &context).unwrap();
+    let sockets = bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let address = sockets[0].local_addr().unwrap();
+    let serving = serve_with(sockets, Arc::clone(&handler), ClientQuota::new(16), CancellationToken::new());
+    let _serving = AbortOnDropHandle::new(tokio::spawn(serving));
+    let (proxy, other) = (client(1, address).await, client(2, address).await);
+    let query = question(KNOWN);
+    let signature = b"\r\n\r\n\0\r\nQUIT\n";
+    let header = [signature, &b"\x21\x12\0\x0c"[..], &[192, 0, 2, 7, 0, 0, 0, 0, 0x12, 0x67, 0, 53]].concat();
+    let seen = async |socket: &UdpSocket, parts: &[&[u8]]| {
+        socket.send(&parts.concat()).await.unwrap();
+        answered(socket).await.additionals[0].data.to_string()
+    };
+    assert_eq!(seen(&proxy, &[&header, &query]).await, "192.0.2.7");
+    assert_eq!(seen(&proxy, &[&query]).await, "127.0.0.1");
+    assert_eq!(seen(&proxy, &[signature, b"\x20\0\0\0", &query]).await, "127.0.0.1");
+    assert_eq!(seen(&other, &[&query]).await, "127.0.0.2");
+    for datagram in [
+        &[signature, &b"\x22\0\0\0"[..], &query][..],
+        &[signature, b"\x21\0\x7f\0", &query],
+        &[&header[..20]],
+    ] {
+        proxy.send(&datagram.concat()).await.unwrap();
+    }
+    other.send(&[&header[..], &query].concat()).await.unwrap();
+    // Datagrams of a sender are read in their order.
+    assert_eq!(seen(&proxy, &[&header, &query]).await, "192.0.2.7");
+    assert_eq!(seen(&other, &[&query]).await, "127.0.0.2");
+    let page = handler.metrics.render().unwrap();
+    assert!(page.contains("lb_linker_dns_proxy_headers_refused_total 4"), "{page}");
 }

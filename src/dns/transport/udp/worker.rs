@@ -27,6 +27,9 @@ use super::batch::{BATCH_SIZE, DatagramBatch, OutgoingDatagram, send_all};
 use super::pending::{Backlog, InFlightGuard, Peer, PendingQuery, QueryProgress};
 use super::{BACKLOG_CAPACITY, DRAIN_TIMEOUT, MAX_DRAIN_QUERIES};
 use crate::dns::chain::handler::{EncodedReply, Handler};
+use crate::dns::chain::proxy_sources::ProxyStep;
+use crate::dns::chain::server::Server;
+use crate::dns::message::proxy_header;
 use crate::dns::net::late_timer::Ticker;
 use crate::dns::net::part_waker::{PartWaker, ThreadWaker};
 use crate::dns::net::shared_runtime::set_shared_runtime;
@@ -235,40 +238,41 @@ impl Worker {
         let server = self.handler.server.load_full();
         let (mut repeated, mut computed, mut anew) = (0, 0, Duration::ZERO);
         for at in 0..number {
-            let Some(peer) = batch.peer(at) else { continue };
-            self.socket.count_queue_drops(peer.kernel_drops);
-            if !self.socket.admits(unmapped(peer.address).ip(), now) {
-                continue;
-            }
+            let Some((peer, header)) = self.peer(batch, at, &server, now) else { continue };
             let is_truncated = batch.is_truncated(at);
-            let (question, out) = batch.query_and_answer_buffer(at);
+            let (datagram, out) = batch.query_and_answer_buffer(at);
+            let question = &datagram[header..];
             if is_truncated {
                 self.enqueue(backlog, false, QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
-            let length =
-                match response_cache.answer(question, unmapped(peer.address).ip(), server.number(), now, out)
-                {
-                    Ok(length) => {
-                        repeated += 1;
-                        Some(length)
-                    }
-                    Err(Miss::Outdated) => {
-                        computed += 1;
-                        let begun = Instant::now();
-                        let length = self.answer_anew(question, peer, response_cache, backlog, out);
-                        anew += begun.elapsed();
-                        length
-                    }
-                    Err(Miss::NotCached) => {
-                        computed += 1;
-                        let key = response_cache.key_to_keep().map(Box::from);
-                        let is_about_own_names = server.asks_about_own_names(question);
-                        let message = QueryProgress::Message(question.to_vec());
-                        self.enqueue(backlog, is_about_own_names, message, peer, key);
-                        None
-                    }
-                };
+            let length = match response_cache.answer(
+                question,
+                unmapped(peer.client).ip(),
+                server.number(),
+                now,
+                out,
+            ) {
+                Ok(length) => {
+                    repeated += 1;
+                    Some(length)
+                }
+                Err(Miss::Outdated) => {
+                    computed += 1;
+                    let begun = Instant::now();
+                    let length = self.answer_anew(question, peer, response_cache, backlog, out);
+                    anew += begun.elapsed();
+                    length
+                }
+                Err(Miss::NotCached) => {
+                    computed += 1;
+                    let key = response_cache.key_to_keep().map(Box::from);
+                    let is_about_own_names = server.asks_about_own_names(question);
+                    let message = QueryProgress::Message(question.to_vec());
+                    self.enqueue(backlog, is_about_own_names, message, peer, key);
+                    None
+                }
+            };
             if let Some(length) = length {
                 batch.answer(at, peer.local, length);
             }
@@ -286,6 +290,24 @@ impl Worker {
         }
     }
 
+    /// Returns the sender of a datagram, with the client, and the length of the PROXY header in front of the query; `None`
+    /// if the datagram is dropped.
+    fn peer(&self, batch: &DatagramBatch, at: usize, server: &Server, now: Instant) -> Option<(Peer, usize)> {
+        let peer = batch.peer(at)?;
+        self.socket.count_queue_drops(peer.kernel_drops);
+        if !self.socket.admits(unmapped(peer.address).ip(), now) {
+            return None;
+        }
+        let Some(proxies) = server.proxies() else { return Some((peer, 0)) };
+        let refused = match proxies.step(peer.address, proxy_header::parse_datagram(batch.datagram(at))) {
+            ProxyStep::Serve { client, length } => return Some((Peer { client, ..peer }, length)),
+            ProxyStep::Wait => "its end is missing",
+            ProxyStep::Refuse(why) => why,
+        };
+        self.socket.count_refused_header(peer.address, refused);
+        None
+    }
+
     /// Polls the full handler once. Returns the length of the answer, which the response cache keeps if it may be reused; a
     /// query that has to wait goes to the backlog.
     fn answer_anew(
@@ -299,7 +321,7 @@ impl Worker {
         let key: Option<Box<[u8]>> = response_cache.key_to_keep().map(Box::from);
         let (handler, message, keep) = (Arc::clone(&self.handler), question.to_vec(), key.is_some());
         let answering =
-            async move { handler.answer(message, peer.address, peer.local, Protocol::Udp, keep).await };
+            async move { handler.answer(message, peer.client, peer.local, Protocol::Udp, keep).await };
         let mut answering = answering.boxed();
         // `now_or_never` registers no waker: the backlog polls the future again.
         let Some(answer) = answering.as_mut().now_or_never() else {
@@ -309,7 +331,7 @@ impl Worker {
         };
         let EncodedReply { bytes, wire_response, .. } = answer?;
         if let (Some(key), Some(wire_response)) = (key, wire_response) {
-            response_cache.insert(key, unmapped(peer.address).ip(), *wire_response, Instant::now());
+            response_cache.insert(key, unmapped(peer.client).ip(), *wire_response, Instant::now());
         }
         let Some(out) = out.get_mut(..bytes.len()) else {
             // The plugin `bufsize` may allow larger answers than the buffer holds.
@@ -338,7 +360,7 @@ impl Worker {
     /// Answers a query, after waiting for an upstream if necessary.
     fn answer(&self, query: PendingQuery) -> impl Future<Output = Finished> {
         let PendingQuery { progress, peer, key, guard } = query;
-        let Peer { address, local, .. } = peer;
+        let Peer { client: address, local, .. } = peer;
         let client = unmapped(address).ip();
         // Boxed, because it is large and would be moved several times.
         let mut answering: BoxFuture<'_, _> = match progress {

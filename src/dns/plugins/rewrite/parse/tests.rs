@@ -6,21 +6,22 @@ fn invalid_lines_are_rejected_with_their_position() {
     let long = "a".repeat(MAX_REGEX + 1);
     let too_long = format!("regex {long} b");
     for (line, error) in [
-        ("", "2:1: rewrite needs a rule, which begins with one of name, type, class, ttl, rcode, cname"),
-        (" stop", "2:1: rewrite needs a rule, which begins with one of name, type, class, ttl, rcode, cname"),
+        (
+            "",
+            "2:1: rewrite needs a rule, which begins with one of name, type, class, ttl, rcode, cname, edns0",
+        ),
+        (
+            " stop",
+            "2:1: rewrite needs a rule, which begins with one of name, type, class, ttl, rcode, cname, edns0",
+        ),
         (
             " continue {\n}",
-            "2:1: rewrite needs a rule, which begins with one of name, type, class, ttl, rcode, cname",
+            "2:1: rewrite needs a rule, which begins with one of name, type, class, ttl, rcode, cname, edns0",
         ),
-        (" foo a b", "2:9: rewrite has no rule \"foo\"; it has name, type, class, ttl, rcode, cname"),
-        (" stop foo", "2:14: rewrite has no rule \"foo\"; it has name, type, class, ttl, rcode, cname"),
+        (" foo a b", "2:9: rewrite has no rule \"foo\"; it has name, type, class, ttl, rcode, cname, edns0"),
         (
-            " edns0 nsid set",
-            "2:9: CoreDNS's rule \"edns0\" of rewrite isn't supported here; supported are name, type, class, ttl, rcode, cname",
-        ),
-        (
-            " continue {\n edns0 subnet unset\n}",
-            "3:2: CoreDNS's rule \"edns0\" of rewrite isn't supported here; supported are name, type, class, ttl, rcode, cname",
+            " stop foo",
+            "2:14: rewrite has no rule \"foo\"; it has name, type, class, ttl, rcode, cname, edns0",
         ),
         (" name a b {\n}", "2:1: braces can follow rewrite, rewrite continue and rewrite stop, nothing else"),
         (" {\n name a b {\n}\n}", "3:2: name takes no braces"),
