@@ -22,8 +22,8 @@
 //! *prometheus*, and labels of *log* that no plugin here has.
 //!
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket,
-//! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos,
-//! loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
+//! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, dnstap, local, dns64, any,
+//! chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
 //! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
@@ -44,6 +44,7 @@ mod chaos;
 mod clients;
 mod debug;
 mod dns64;
+pub mod dnstap;
 mod erratic;
 mod errors;
 mod file;
@@ -122,7 +123,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("prometheus", Some(prometheus::set_up)),
     ("errors", Some(errors::set_up)),
     ("log", Some(log::set_up)),
-    ("dnstap", None),
+    ("dnstap", Some(dnstap::set_up)),
     ("local", Some(local::set_up)),
     ("dns64", Some(dns64::set_up)),
     ("any", Some(any::set_up)),

@@ -54,6 +54,11 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         false
     }
 
+    /// Returns whether the plugin reads [`Request::message`].
+    fn reads_messages(&self) -> bool {
+        false
+    }
+
     /// Returns a zone of this plugin, for a transfer; `None` if the plugin doesn't answer for it.
     fn transferred_zone(&self, _origin: &Name) -> Option<Arc<dyn TransferredZone>> {
         None

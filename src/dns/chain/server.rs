@@ -53,6 +53,8 @@ pub struct Server {
     own_zones: Vec<Box<[u8]>>,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
+    /// Whether a plugin reads the messages of requests.
+    reads_messages: bool,
     /// Whether a panic aborts the process.
     debug: bool,
     /// A number that no other server has.
@@ -177,6 +179,8 @@ impl Server {
             .iter()
             .flat_map(|(_, block)| &block.plugins)
             .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
+        let mut plugins = blocks.iter().flat_map(|(_, block)| &block.plugins);
+        let reads_messages = plugins.any(|plugin| plugin.reads_messages());
         let debug = blocks.iter().any(|(_, block)| block.debug);
         let serve = |(zone, block): &(Name, Arc<ServerBlock>)| {
             let zone_metrics = metrics.zone_metrics(&label, &zone.to_ascii());
@@ -201,6 +205,7 @@ impl Server {
             longest,
             own_zones,
             other_classes,
+            reads_messages,
             debug,
             number,
             unrouted_metrics,
@@ -305,6 +310,10 @@ impl Server {
         self.number
     }
 
+    pub(super) fn reads_messages(&self) -> bool {
+        self.reads_messages
+    }
+
     #[must_use]
     pub fn aborts_on_panic(&self) -> bool {
         self.debug
@@ -334,7 +343,8 @@ impl Server {
             query_limiter: None,
             key: None,
             labels: None,
-            signed: None,
+            message: None,
+            reply_observer: None,
             signer: None,
         }
     }

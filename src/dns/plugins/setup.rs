@@ -15,6 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::dnstap::Taps;
 use super::file::ZoneRegistry;
 use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
@@ -120,6 +121,8 @@ pub struct BlockBuilder {
     pub(super) external: Option<Arc<ExternalZones>>,
     /// The bounds of TTLs by `cache`.
     pub(super) ttl_limits: Option<TtlLimits>,
+    /// The lines of `dnstap`.
+    pub(super) taps: Option<Taps>,
     /// The keys of `tsig`.
     pub tsig: Option<Arc<TsigKeys>>,
     /// The zones of `metadata`.

@@ -17,6 +17,7 @@ pub struct Expected {
     /// - Group, query as in its table, and fields; a repeated query has ` #2`, ` #3` and so on at its end.
     /// - `metrics`, name and labels, and the kind of difference: `lacking`, `more`, `described` or `value`.
     /// - `log`, the line, and the only program that writes the line: `CoreDNS` or `lb-linker`.
+    /// - `dnstap`, the message, and the only program that sends it.
     pub at: &'static [(&'static str, &'static str, &'static str)],
 }
 
@@ -424,8 +425,8 @@ fn every_expected_difference_names_an_existing_group() {
         zone_files::GROUPS,
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();
-    let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log"]).collect();
-    assert_eq!(names.len(), groups.len() + 2, "two groups have the same name");
+    let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log", "dnstap"]).collect();
+    assert_eq!(names.len(), groups.len() + 3, "two groups have the same name");
     for (_, (group, _, _)) in all() {
         assert!(names.contains(group), "{group}");
     }
