@@ -21,7 +21,7 @@
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
 //! *prometheus*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket,
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, geoip, cancel, https, timeouts, multisocket,
 //! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, dnstap, local, dns64, any,
 //! chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
 //! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
@@ -49,6 +49,7 @@ mod erratic;
 mod errors;
 mod file;
 mod forward;
+pub mod geoip;
 mod header;
 mod health;
 mod hosts;
@@ -101,7 +102,7 @@ const OWN: [&str; 3] = ["lb_linker", "k8s_gateway", "clients"];
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
     ("metadata", Some(metadata::set_up)),
-    ("geoip", None),
+    ("geoip", Some(geoip::set_up)),
     ("cancel", Some(cancel::set_up)),
     ("proxyproto", None),
     ("quic", None),

@@ -27,6 +27,7 @@ mod corpus;
 mod dnstap;
 mod forward;
 mod generated_zones;
+mod geoip;
 mod hosts;
 mod https;
 mod load;

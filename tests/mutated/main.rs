@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
 //! results for mutated replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers,
-//! signed messages, files with keys, control frames of dnstap, manifests, answers of the API server, and snapshots.
+//! signed messages, files with keys, control frames of dnstap, databases of geoip, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -13,10 +13,12 @@
 mod connection;
 mod corefile;
 mod dnstap;
+mod geoip;
 mod https;
 mod key_file;
 mod links;
 mod manifest;
+mod mmdb;
 mod mutate;
 mod object_seeds;
 mod question;
@@ -59,6 +61,7 @@ const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 1
 const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
 const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
 const FRAMES: Kind = Kind { name: "control frames of dnstap", full: 2_000_000, short: 100_000 };
+const DATABASES: Kind = Kind { name: "databases of geoip", full: 2_000_000, short: 50_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -386,6 +389,20 @@ fn mutated_control_frames_of_dnstap_are_taken_or_refused() {
     assert_mixed(&tally, FRAMES, &kinds);
 }
 
+#[test]
+fn mutated_databases_are_read_or_refused() {
+    for (name, outcome) in
+        [("city", "labels"), ("asn", "labels"), ("isp", "labels"), ("unknown", "another type")]
+    {
+        let seeds = mmdb::seeds();
+        let (_, seed) = seeds.iter().find(|(seed, _)| *seed == name).unwrap();
+        assert_eq!(geoip::try_database(seed), Ok(outcome), "{name}");
+    }
+    let start = || |bytes: &[u8], _: usize| geoip::try_database(bytes).map(str::to_owned);
+    let tally = try_all(mmdb::seeds(), DATABASES, start);
+    assert_mixed(&tally, DATABASES, &["labels", "damaged", "wrong", "another type"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -395,6 +412,7 @@ fn fuzz_seeds_are_up_to_date() {
     };
     let all = [
         ("dnstap", owned(dnstap::seeds())),
+        ("geoip", owned(mmdb::seeds())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),

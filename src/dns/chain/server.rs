@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use hashbrown::DefaultHashBuilder;
 use hickory_proto::op::{Edns, Message, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::labels::Labels;
+use super::labels::{LabelSubject, Labels};
 use super::metrics::{ServerMetrics, ZoneMetrics};
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use super::zone_state::TransferredZone;
@@ -489,12 +490,16 @@ impl ServerBlock {
 
 /// Returns the labels of a request, about the name as the block has got it, before `rewrite`.
 fn labels(block: &Arc<ServerBlock>, request: &Request) -> Labels {
-    let (block, name, client) =
-        (Arc::clone(block), request.query.name().clone(), request.client.ip().to_canonical());
-    let is_in_zone = block.labeled.contains(&name);
+    let subnet = match request.edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
+        Some(EdnsOption::Subnet(subnet)) => Some(subnet.addr().to_canonical()),
+        _ => None,
+    };
+    let (name, client) = (request.query.name().clone(), request.client.ip().to_canonical());
+    let (block, subject) = (Arc::clone(block), LabelSubject { name, client, subnet });
+    let is_in_zone = block.labeled.contains(&subject.name);
     Labels::new(move |label| {
         let plugins = is_in_zone.then_some(&block.plugins)?;
-        plugins.iter().find_map(|plugin| plugin.label(label, &name, client))
+        plugins.iter().find_map(|plugin| plugin.label(label, &subject))
     })
 }
 

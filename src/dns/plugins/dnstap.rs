@@ -61,7 +61,7 @@ mod message;
 mod parse;
 mod queue;
 mod sink;
-mod tap;
+pub(super) mod tap;
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -75,8 +75,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::corefile::CorefileError;
 use parse::{Direction, Line, parse};
 use queue::{DroppedMessages, Lost, queue};
-use tap::Tap;
-pub(super) use tap::Taps;
+use tap::{Tap, Taps};
 
 const NAME: &str = "dnstap";
 const OPTIONS: [&str; 5] = ["extra", "identity", "skipverify", "tls", "version"];

@@ -130,7 +130,7 @@ use hickory_proto::op::{Metadata, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::time::timeout;
 
-use super::dnstap::Taps;
+use super::dnstap::tap::Taps;
 use super::r#loop::LoopState;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};

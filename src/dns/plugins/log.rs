@@ -54,8 +54,8 @@ use async_trait::async_trait;
 use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
-use super::kubernetes;
 use super::setup::{BlockBuilder, Setup};
+use super::{geoip, kubernetes};
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -113,7 +113,9 @@ pub(super) fn parse_format(word: &Token, block: &[Directive], builder: &mut Bloc
     let format = Format::parse(&word.text);
     let has_metadata = !builder.labeled.all().is_empty();
     let warning = format.metadata().find_map(|label| {
-        labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, block))
+        labels::warning(label, has_metadata, |label| {
+            kubernetes::missing_for(label, block).or_else(|| geoip::missing_for(label, block))
+        })
     });
     builder.warnings.extend(warning.map(|warning| word.error(warning)));
     format

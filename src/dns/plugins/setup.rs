@@ -15,8 +15,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::dnstap::Taps;
+use super::dnstap::tap::Taps;
 use super::file::ZoneRegistry;
+use super::geoip::database::Databases;
 use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
 use super::secondary::zone::Secondaries;
@@ -65,6 +66,8 @@ pub struct ServerContext {
     pub secondaries: Secondaries,
     pub clusters: ClusterRegistry,
     pub transfer_slots: Arc<TransferSlots>,
+    /// The databases of `geoip`.
+    pub databases: Databases,
     /// The names of the remote clusters, which have domains below the zones of links.
     pub remotes: Arc<[Arc<str>]>,
     /// Whether lb-linker itself reads a cluster, not manifests.
@@ -243,6 +246,7 @@ impl ServerContext {
                 zones: ZoneRegistry::default(),
                 secondaries: Secondaries::default(),
                 transfer_slots: Arc::default(),
+                databases: Databases::default(),
                 clusters,
                 remotes: Arc::default(),
                 has_own_cluster: true,

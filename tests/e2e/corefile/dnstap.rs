@@ -1,14 +1,19 @@
 //! The messages of the plugin `dnstap` of both programs after the same queries.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use hickory_proto::op::Message;
+use rustls::pki_types::ServerName;
+use rustls::version::TLS13;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+use tokio_util::either::Either;
 
 use super::expected::Expectations;
 use super::question::table;
@@ -16,6 +21,7 @@ use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 use crate::harness::dns::show;
 use crate::harness::eventually;
+use crate::tls::{Certificates, client_config};
 
 const COREFILE: &str = r#"
     .:{$PORT} {
@@ -33,6 +39,11 @@ const COREFILE: &str = r#"
         dnstap listen tcp://127.0.0.1:{$READY} full {
             identity listening
             version v3
+        }
+        dnstap listen tls://127.0.0.1:{$TLS} {
+            identity encrypted
+            version v4
+            tls tls.crt tls.key
         }
         rewrite name old.common.test new.common.test
         template IN A common.test {
@@ -96,9 +107,18 @@ impl Sink {
         sink
     }
 
-    /// Connects to a server, and waits until it sends messages.
-    async fn connect(server: &Server, tasks: &mut JoinSet<()>) -> Self {
-        let mut stream = TcpStream::connect(server.address("READY")).await.unwrap();
+    /// Connects to a server by TCP, and by TLS with certificates.
+    async fn connect(server: &Server, certificates: Option<&Certificates>, tasks: &mut JoinSet<()>) -> Self {
+        let port = if certificates.is_some() { "TLS" } else { "READY" };
+        let stream = TcpStream::connect(server.address(port)).await.unwrap();
+        let mut stream = match certificates {
+            None => Either::Left(stream),
+            Some(certificates) => {
+                let config = client_config(certificates, &TLS13, None);
+                let name = ServerName::try_from("dns.example").unwrap();
+                Either::Right(TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap())
+            }
+        };
         shake(&mut stream).await.expect("a handshake");
         let sink = Self::default();
         let taking = sink.clone();
@@ -204,9 +224,14 @@ fn line(frame: &[u8], upstreams: &Upstreams) -> String {
         address(4, 6).map(|from| format!("{}:{}", from.ip(), if from.port() > 0 { "PORT" } else { "0" }));
     let dns = message.get(&10).or(message.get(&14)).map(|bytes| {
         let dns = Message::from_vec(bytes).unwrap();
-        let edns = dns.edns.as_ref().map(|edns| (edns.max_payload(), edns.flags().dnssec_ok));
-        let cd = dns.metadata.checking_disabled;
-        format!("{} cd={cd} edns={edns:?} {}", dns.queries[0], show(&dns))
+        let (query, cd) = (&dns.queries[0], dns.metadata.checking_disabled);
+        let edns = dns.edns.as_ref().map(|edns| edns.flags().dnssec_ok);
+        match kind {
+            // lb-linker repeats neither the client's flags nor its EDNS to an upstream.
+            "FORWARDER_QUERY" => query.to_string(),
+            "FORWARDER_RESPONSE" => format!("{query} {}", show(&dns)),
+            _ => format!("{query} cd={cd} do={edns:?} {}", show(&dns)),
+        }
     });
     let line = format!(
         "{kind} family={:?} protocol={:?} {from:?} {:?} {:?} {:?} {:?} query={} response={} {dns:?}",
@@ -231,18 +256,22 @@ fn line(frame: &[u8], upstreams: &Upstreams) -> String {
 async fn sinks_get_the_messages_that_coredns_sends() {
     let upstreams = Upstreams::start().await;
     let (directory, mut tasks) = (tempfile::tempdir().unwrap(), JoinSet::new());
-    let mut lines = Vec::new();
+    let (certificates, mut lines) = (Certificates::make(), Vec::new());
     for (name, which) in [("coredns", Program::CoreDns), ("subject", Program::subject())] {
         let [tap, brief] = ["tap", "brief"].map(|kind| directory.path().join(format!("{name}.{kind}")));
         let site = upstreams.name(CorefileDir::new(COREFILE, &[]));
         let site = site.with("TAP", tap.display()).with("BRIEF", brief.display());
+        for file in ["tls.crt", "tls.key"] {
+            site.write(file, &fs::read_to_string(certificates.file(file)).unwrap());
+        }
         let [tap, brief] = [tap, brief].map(|path| Sink::at(&path, &mut tasks));
         let server = Server::start(which, &site).await;
-        let listening = Sink::connect(&server, &mut tasks).await;
+        let listening = Sink::connect(&server, None, &mut tasks).await;
+        let encrypted = Sink::connect(&server, Some(&certificates), &mut tasks).await;
         // CoreDNS adds a sink after its handshake.
         let connected = || async {
             table("start.common.test. A")[0].ask(&server).await;
-            let sinks = [&tap, &brief, &listening];
+            let sinks = [&tap, &brief, &listening, &encrypted];
             sinks.iter().all(|sink| !sink.0.lock().unwrap().is_empty()).then_some(())
         };
         eventually("the first messages", connected).await;
@@ -250,20 +279,25 @@ async fn sinks_get_the_messages_that_coredns_sends() {
             question.ask(&server).await;
         }
         let mut shown = Vec::new();
-        for (sink, kind) in [(&tap, "full"), (&brief, "brief"), (&listening, "listening")] {
+        for sink in [&tap, &listening] {
             let is_end = |line: &String| line.contains("end.common.test") && line.contains("CLIENT_RESPONSE");
             let all = || async {
                 let lines = sink.lines(&upstreams);
-                let is_complete = kind == "brief" || lines.iter().any(is_end);
-                is_complete.then_some(lines)
+                lines.iter().any(is_end).then_some(lines)
             };
             let lines = eventually("the last message", all).await;
-            if kind != "brief" {
-                shown.extend(lines.into_iter().filter(|line| !line.contains("start.common.test")));
-            }
+            shown.extend(lines.into_iter().filter(|line| !line.contains("start.common.test")));
         }
-        let brief = brief.lines(&upstreams);
-        shown.extend(brief.into_iter().map(|line| line.split_once(' ').unwrap().1.to_owned()));
+        // Without DNS messages, the last one isn't known.
+        for sink in [&brief, &encrypted] {
+            let all = || async {
+                let lines = sink.lines(&upstreams);
+                let has = |text: &str| lines.iter().any(|line| line.contains(text));
+                (has("FORWARDER_RESPONSE") && has("DEAD")).then_some(lines)
+            };
+            let lines = eventually("the messages", all).await;
+            shown.extend(lines.into_iter().map(|line| line.split_once(' ').unwrap().1.to_owned()));
+        }
         shown.sort();
         lines.push(shown);
     }

@@ -4,15 +4,20 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use hickory_proto::op::{Message, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::DEFAULT_VERSIONS;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::either::Either;
 
 use super::frames::{Control, control};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::Protocol;
 use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address};
 use crate::dns::plugins::tests::support::TestServer;
+use crate::dns::transport::tls::{ClientAuth, Pem, server_config};
 
 const CLIENT: &str = "192.0.2.7:5353";
 
@@ -271,6 +276,34 @@ async fn sinks_that_connect_get_all_messages_until_they_leave() {
     other.0.write_all(&control(Control::Finish)).await.unwrap();
     running.join_next().await.unwrap().unwrap();
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn sinks_are_reached_by_tcp_and_tls() {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(["tap.example".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let (certificate, key) = (certificate.pem(), key.serialize_pem());
+    let [certificate, key] =
+        [&certificate, &key].map(|pem| Pem { file: "x".as_ref(), bytes: pem.as_bytes() });
+    let provider = rustls::crypto::ring::default_provider();
+    let config = server_config(certificate, key, ClientAuth::None, None, provider, DEFAULT_VERSIONS).unwrap();
+    let tls = TlsAcceptor::from(Arc::new(config));
+    for scheme in ["tcp", "tls"] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let lines =
+            format!("dnstap {scheme}://{at} full 1 2 {{\nidentity me\nversion v\nskipverify\n}}\nwhoami");
+        let (server, _stop, _running) = TestServer::running(&lines);
+        let stream = listener.accept().await.unwrap().0;
+        let stream = if scheme == "tls" {
+            Either::Left(tls.accept(stream).await.unwrap())
+        } else {
+            Either::Right(stream)
+        };
+        let mut sink = TestSink::accept(stream).await;
+        answer(&server, 7, "a. A").await;
+        assert_eq!(sink.next().await, "me v - 5/1/1 192.0.2.7:5353 - query 7 a.", "{scheme}");
+    }
 }
 
 #[test]
