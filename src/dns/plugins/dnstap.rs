@@ -20,9 +20,9 @@
 //!   10,000 messages, and each sink of `dnstap listen` has one of its own.
 //! - An answer without records that reports an error, such as SERVFAIL because no upstream answers, has its
 //!   CLIENT_RESPONSE, too. lb-linker's own look-ups, for targets of links for instance, have no messages of clients.
-//! - With `full`, a client's messages are those on the wire. A FORWARDER_QUERY has the query to the upstream, with its id
-//!   if there is an answer, where CoreDNS repeats the client's query; a FORWARDER_RESPONSE lacks the OPT record, unless it
-//!   has an extended error.
+//! - With `full`, a client's messages are those on the wire. A FORWARDER_QUERY has the query to the upstream, with its
+//!   id if there is an answer, where CoreDNS repeats the client's query; a FORWARDER_RESPONSE lacks the OPT record,
+//!   unless it has an extended error.
 //! - Equal queries of several clients are one query to an upstream, with one pair of messages. Attempts by UDP and then
 //!   by TCP are one pair, too. The protocol of upstreams by TLS is TCP; CoreDNS names UDP.
 //! - Of a zone transfer, only the first message is a CLIENT_RESPONSE.
@@ -32,15 +32,16 @@
 //! Syntax: `dnstap SOCKET [full [WRITEBUFFER [QUEUE]]]` connects to a sink; `dnstap listen SOCKET [full]` lets up to 16
 //! sinks connect. The plugin may be repeated. **SOCKET** is a path, with or without `unix://`, `tcp://HOST:PORT` or
 //! `tls://HOST:PORT`. `full` adds the DNS message in wire form. **WRITEBUFFER** is the size of the kernel's send buffer
-//! in MiB (1 to 1024), if the kernel allows it; **QUEUE** is how many times 10,000 messages may wait (1 to 4096). Options:
+//! in MiB (1 to 1024), if the kernel allows it; **QUEUE** is how many times 10,000 messages may wait (1 to 4096).
+//! Options:
 //!
 //! - `identity TEXT`: the name of this server; by default its host name.
 //! - `version TEXT`: its version; by default `lb-linker-` and the version.
-//! - `extra TEXT`: the field *extra*, with the placeholders of [*log*](#log), also `{/LABEL}`. Those about the answer are
-//!   `-`.
+//! - `extra TEXT`: the field *extra*, with the placeholders of [*log*](#log), also `{/LABEL}`. Those about the answer
+//!   are `-`.
 //! - `skipverify`: the sink's certificate isn't verified; with `listen`, a sink needs no certificate.
-//! - `tls CERT KEY [CA]`: only for `listen tls://`, the server's certificate and key in PEM. With **CA**, a sink needs a
-//!   certificate of it.
+//! - `tls CERT KEY [CA]`: only for `listen tls://`, the server's certificate and key in PEM. With **CA**, a sink needs
+//!   a certificate of it.
 //!
 //! # Examples
 //!

@@ -63,8 +63,8 @@ pub fn control_length(start: [u8; 8]) -> Result<usize, FrameError> {
     if (4..=MAX_CONTROL).contains(&bytes) { Ok(bytes) } else { Err(FrameError::Length(length)) }
 }
 
-/// Checks the control frame with this body. An ACCEPT has to take the content type of dnstap; without any type, it takes
-/// all.
+/// Checks the control frame with this body. An ACCEPT has to take the content type of dnstap; without any type, it
+/// takes all.
 ///
 /// # Errors
 /// If the frame isn't the expected one.

@@ -30,8 +30,8 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(4);
 const BATCH: usize = 64 << 10;
 /// How long the last messages may take when the block ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// The first and the longest pause before a sink is connected again. A connection that lasts as long as the longest pause
-/// counts as a success.
+/// The first and the longest pause before a sink is connected again. A connection that lasts as long as the longest
+/// pause counts as a success.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 /// Where a sink is, or where sinks connect to.

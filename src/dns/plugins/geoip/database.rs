@@ -19,7 +19,7 @@ const MAX_FILE: u64 = 512 << 20;
 /// An address that every database is asked for when it is opened, as in CoreDNS.
 const PROBE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-/// The types of databases with labels of cities, as CoreDNS knows them: the rest of the name, after the maker's.
+/// The types of databases with labels of cities that CoreDNS knows.
 const CITY_TYPES: [&str; 19] = [
     "DBIP-City-Lite",
     "DBIP-Country",
@@ -150,8 +150,8 @@ impl Database {
         Ok(database)
     }
 
-    /// Returns the value of a label for an address, empty if the database doesn't have it; `None` if the label isn't one
-    /// of this kind of database, or can't be read.
+    /// Returns the value of a label for an address, empty if the database doesn't have it; `None` if the label isn't
+    /// one of this kind of database, or can't be read.
     #[must_use]
     pub fn label(&self, label: &str, address: IpAddr) -> Option<String> {
         let value = self.value(label, address);
