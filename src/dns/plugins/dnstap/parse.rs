@@ -1,6 +1,6 @@
 //! Parses a line of *dnstap*.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
 
@@ -12,12 +12,12 @@ use crate::dns::plugins::log::format::Format;
 use crate::dns::plugins::log::parse_format;
 use crate::dns::plugins::nsid::hostname;
 use crate::dns::plugins::setup::Setup;
-use crate::dns::transport::tls::{ClientAuth, Pem, server_config};
+use crate::dns::plugins::tls::server;
+use crate::dns::transport::tls::{ClientAuth, server_config};
 use crate::dns::upstream::tls::connector;
 
 const SOCKET: &str =
     "a socket such as unix:///run/dnstap.sock, tcp://192.0.2.1:6000 or tls://tap.example.com:6000";
-const TLS_FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
 
 pub(super) struct Line {
     pub direction: Direction,
@@ -184,29 +184,14 @@ fn incoming(
     let Some(tls) = options.tls else {
         return Err(line.error("dnstap listen tls:// needs a line with its certificate: tls CERT KEY [CA]"));
     };
-    let words = tls.at_most(3)?;
-    let [certificate, key, ca @ ..] = words else { return Err(tls.missing_argument(TLS_FILES)) };
-    let mut read = |word: &Token| {
-        let file = setup.path(&word.text);
-        setup.read_named(word, &file).map(|bytes| (file, bytes))
-    };
-    let (certificate, key) = (read(certificate)?, read(key)?);
-    let ca = ca.first().map(read).transpose()?;
-    let clients = match (&ca, skips) {
-        (None, _) => ClientAuth::None,
-        (Some(_), true) => ClientAuth::VerifyIfGiven,
-        (Some(_), false) => ClientAuth::RequireAndVerify,
-    };
-    let provider = rustls::crypto::ring::default_provider();
-    let (certificate, key, ca) = (pem(&certificate), pem(&key), ca.as_ref().map(pem));
-    let config = server_config(certificate, key, clients, ca, provider, rustls::DEFAULT_VERSIONS);
-    let config = config.map_err(|error| {
-        let at_fault = words.iter().find(|word| error.file() == Some(&setup.path(&word.text)));
-        at_fault.unwrap_or(&words[0]).error(error.to_string())
+    let config = server(setup, tls, |certificate, key, ca| {
+        let clients = match (&ca, skips) {
+            (None, _) => ClientAuth::None,
+            (Some(_), true) => ClientAuth::VerifyIfGiven,
+            (Some(_), false) => ClientAuth::RequireAndVerify,
+        };
+        let provider = rustls::crypto::ring::default_provider();
+        server_config(certificate, key, clients, ca, provider, rustls::DEFAULT_VERSIONS)
     })?;
-    Ok(Incoming { endpoint, tls: Some(std::sync::Arc::new(config).into()) })
-}
-
-fn pem((file, bytes): &(PathBuf, Vec<u8>)) -> Pem<'_> {
-    Pem { file, bytes }
+    Ok(Incoming { endpoint, tls: Some(Arc::new(config).into()) })
 }
