@@ -21,11 +21,11 @@
 //! `pprof [ADDRESS]` with the option `block [RATE]`, and `shed`; `stacktrace` of *errors*, `runtime_metrics` of
 //! *prometheus*, `worker_pool_size` of *quic*, and labels of *log* that no plugin here has.
 //!
-//! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, proxyproto, quic, grpc_server,
-//! https, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors,
-//! log, local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal,
-//! template, transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward,
-//! grpc, erratic, whoami.
+//! Plugins have a fixed order, whatever the order of the lines: root, metadata, geoip, cancel, proxyproto, quic,
+//! grpc_server, https, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed,
+//! prometheus, errors, log, dnstap, local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients,
+//! cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file,
+//! auto, secondary, loop, forward, grpc, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -46,10 +46,12 @@ mod client_tls;
 mod clients;
 mod debug;
 mod dns64;
+pub mod dnstap;
 mod erratic;
 mod errors;
 mod file;
 mod forward;
+pub mod geoip;
 mod grpc;
 mod grpc_server;
 mod header;
@@ -106,7 +108,7 @@ const OWN: [&str; 3] = ["lb_linker", "k8s_gateway", "clients"];
 const ORDER: &[(&str, Option<SetUp>)] = &[
     ("root", Some(root::set_up)),
     ("metadata", Some(metadata::set_up)),
-    ("geoip", None),
+    ("geoip", Some(geoip::set_up)),
     ("cancel", Some(cancel::set_up)),
     ("proxyproto", Some(proxyproto::set_up)),
     ("quic", Some(quic::set_up)),
@@ -128,7 +130,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("prometheus", Some(prometheus::set_up)),
     ("errors", Some(errors::set_up)),
     ("log", Some(log::set_up)),
-    ("dnstap", None),
+    ("dnstap", Some(dnstap::set_up)),
     ("local", Some(local::set_up)),
     ("dns64", Some(dns64::set_up)),
     ("any", Some(any::set_up)),

@@ -1,7 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
 //! results for mutated bodies of gRPC, streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and
-//! *template*, zone files, zone transfers, signed messages, PROXY headers, files with keys, manifests, answers of the
-//! API server, and snapshots.
+//! *template*, zone files, zone transfers, signed messages, PROXY headers, files with keys, control frames of dnstap,
+//! databases of geoip, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -13,11 +13,14 @@
 
 mod connection;
 mod corefile;
+mod dnstap;
+mod geoip;
 mod grpc;
 mod https;
 mod key_file;
 mod links;
 mod manifest;
+mod mmdb;
 mod mutate;
 mod object_seeds;
 mod proxy;
@@ -64,6 +67,8 @@ const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 1
 const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
 const PROXY_HEADERS: Kind = Kind { name: "PROXY headers", full: 2_000_000, short: 100_000 };
 const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
+const FRAMES: Kind = Kind { name: "control frames of dnstap", full: 2_000_000, short: 100_000 };
+const DATABASES: Kind = Kind { name: "databases of geoip", full: 2_000_000, short: 50_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -405,6 +410,28 @@ fn mutated_key_files_are_read_or_refused_with_a_place() {
     assert_mixed(&tally, KEY_FILES, &["wrong", "right"]);
 }
 
+#[test]
+fn mutated_control_frames_of_dnstap_are_taken_or_refused() {
+    let start = || |bytes: &[u8], _: usize| dnstap::try_frame(bytes).map(str::to_owned);
+    let tally = try_all(dnstap::seeds(), FRAMES, start);
+    let kinds = ["taken", "incomplete", "no control frame", "length", "malformed", "kind", "content type"];
+    assert_mixed(&tally, FRAMES, &kinds);
+}
+
+#[test]
+fn mutated_databases_are_read_or_refused() {
+    for (name, outcome) in
+        [("city", "labels"), ("asn", "labels"), ("isp", "labels"), ("unknown", "another type")]
+    {
+        let seeds = mmdb::seeds();
+        let (_, seed) = seeds.iter().find(|(seed, _)| *seed == name).unwrap();
+        assert_eq!(geoip::try_database(seed), Ok(outcome), "{name}");
+    }
+    let start = || |bytes: &[u8], _: usize| geoip::try_database(bytes).map(str::to_owned);
+    let tally = try_all(mmdb::seeds(), DATABASES, start);
+    assert_mixed(&tally, DATABASES, &["labels", "damaged", "wrong", "another type"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -414,6 +441,8 @@ fn fuzz_seeds_are_up_to_date() {
     };
     let all = [
         ("grpc", owned(grpc::seeds())),
+        ("dnstap", owned(dnstap::seeds())),
+        ("geoip", owned(mmdb::seeds())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),

@@ -122,8 +122,16 @@ async fn check_and_answer(
     let Some(mut request) = decode(server, message, *ends, protocol) else {
         return Some(EncodedReply::not_reusable(format_error(message)));
     };
+    let encoded = answer(&mut request, message, keep).await?;
+    if let Some(observer) = &request.reply_observer {
+        observer.observe(&encoded.bytes);
+    }
+    Some(encoded)
+}
+
+async fn answer(request: &mut Request, message: &[u8], keep: bool) -> Option<EncodedReply> {
     let query = request.query.clone();
-    let reply = Server::serve(&mut request).await?;
+    let reply = Server::serve(request).await?;
     let edns = request.response_edns(&reply);
     if let Some(records) = reply.stream.as_ref().and_then(RecordStream::take) {
         let signer = request.signer.take();
@@ -171,7 +179,7 @@ fn decode(
     let (metadata, query, edns, soa_serial) = decoded?;
     let additionals = u16::from_be_bytes([message[10], message[11]]);
     let has_more = additionals > u16::from(edns.is_some());
-    let signed = (has_more && tsig::is_signed(message)).then(|| message.into());
+    let is_kept = server.reads_messages() || has_more && tsig::is_signed(message);
     Some(Request {
         zone_metrics: server.unrouted_metrics(),
         zone: Name::root(),
@@ -190,7 +198,8 @@ fn decode(
         query_limiter: None,
         key: None,
         labels: None,
-        signed,
+        message: is_kept.then(|| message.into()),
+        reply_observer: None,
         signer: None,
         max_udp: MAX_UDP,
         soa_serial,

@@ -1,13 +1,29 @@
 //! The labels of a request, which the plugin *metadata* makes known to log lines and templates.
 
 use std::fmt;
+use std::net::IpAddr;
+
+use hickory_proto::rr::Name;
 
 /// The upstream that was asked last, as address and port.
 pub(crate) const UPSTREAM: &str = "forward/upstream";
 
 /// All labels that may have a value.
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 24] = [
     UPSTREAM,
+    "geoip/asn/number",
+    "geoip/asn/org",
+    "geoip/city/name",
+    "geoip/continent/code",
+    "geoip/continent/name",
+    "geoip/country/code",
+    "geoip/country/is_in_european_union",
+    "geoip/country/name",
+    "geoip/latitude",
+    "geoip/longitude",
+    "geoip/postalcode",
+    "geoip/subdivisions/code",
+    "geoip/timezone",
     "kubernetes/client-namespace",
     "kubernetes/client-pod-name",
     "kubernetes/endpoint",
@@ -19,6 +35,15 @@ const KNOWN: [&str; 11] = [
     "kubernetes/service",
     "kubernetes/zone",
 ];
+
+/// The question and the client that the labels of a request are about.
+#[derive(Clone, Debug)]
+pub struct LabelSubject {
+    pub name: Name,
+    pub client: IpAddr,
+    /// The address of the option EDNS Client Subnet (RFC 7871).
+    pub subnet: Option<IpAddr>,
+}
 
 /// The labels of a request, except `forward/upstream`, as a function that looks a value up.
 pub struct Labels(Box<LabelFn>);
@@ -41,6 +66,11 @@ impl Labels {
     pub fn value(&self, label: &str) -> Option<String> {
         (self.0)(label)
     }
+}
+
+#[cfg(test)]
+pub(crate) fn known() -> impl Iterator<Item = &'static str> {
+    KNOWN.into_iter()
 }
 
 /// Returns a warning about a placeholder for a label that never has a value in a block; `None` if it may have one.

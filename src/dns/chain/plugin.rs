@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::fmt;
-use std::net::IpAddr;
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use futures::future::BoxFuture;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
 
+use super::labels::LabelSubject;
 use super::server::ServerBlock;
 use super::zone_state::TransferredZone;
 use crate::dns::chain::request::Request;
@@ -44,13 +44,18 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
     /// discards all cached data.
     fn invalidate(&self, _name: Option<&[u8]>) {}
 
-    /// Returns the value of a label about the question for a name by a client; `None` if it isn't known.
-    fn label(&self, _label: &str, _name: &Name, _client: IpAddr) -> Option<String> {
+    /// Returns the value of a label about a question; `None` if it isn't known.
+    fn label(&self, _label: &str, _subject: &LabelSubject) -> Option<String> {
         None
     }
 
     /// Returns whether the plugin sees zone transfers and NOTIFY, which pass no other plugins.
     fn sees_transfers(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the plugin reads [`Request::message`].
+    fn reads_messages(&self) -> bool {
         false
     }
 

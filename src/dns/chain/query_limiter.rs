@@ -1,11 +1,16 @@
 //! The limit of the queries that one look-up sends to one upstream, whatever the upstream answers.
 
+use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::time::{Instant, sleep_until};
+
+use crate::dns::message::query::QueryKey;
+use crate::dns::message::wire::WireMessage;
 
 /// A query by UDP and its repetition from another port, or without EDNS; and two by TCP: over an idle connection, which
 /// may be dead, and over a new one.
@@ -13,15 +18,48 @@ const MAX_QUERIES: usize = 4;
 /// Longer than a second, because queries may be delayed on their way: no second has more of them at the upstream either.
 const WINDOW: Duration = Duration::from_millis(1100);
 
-/// The upstreams that a look-up has queried within [`WINDOW`], with the times.
+/// The upstreams that a look-up has queried within [`WINDOW`], with the times, and what observes it.
 #[derive(Debug, Default)]
 pub struct QueryLimiter {
     sent: Mutex<SmallVec<[(SocketAddr, Instant); 2]>>,
     /// The upstream that has answered or failed last.
     upstream: Mutex<Option<SocketAddr>>,
+    observer: Option<ExchangeObserver>,
+}
+
+/// A query to an upstream, and its answer if there was one.
+#[derive(Debug)]
+pub(crate) struct Exchange<'a> {
+    pub(crate) begun: SystemTime,
+    /// `udp` or `tcp`.
+    pub(crate) network: &'static str,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) upstream: SocketAddr,
+    pub(crate) question: &'a QueryKey,
+    pub(crate) answer: Option<Arc<WireMessage>>,
+}
+
+type ExchangeFn = dyn Fn(&Exchange<'_>) + Send + Sync;
+
+/// A function that gets each query of a look-up once it has ended or was given up.
+struct ExchangeObserver(Box<ExchangeFn>);
+
+impl fmt::Debug for ExchangeObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ExchangeObserver")
+    }
 }
 
 impl QueryLimiter {
+    pub(crate) fn observed_by(observe: impl Fn(&Exchange<'_>) + Send + Sync + 'static) -> Self {
+        Self { observer: Some(ExchangeObserver(Box::new(observe))), ..Self::default() }
+    }
+
+    /// Returns the function that gets each query of the look-up once it has ended or was given up, if there is one.
+    pub(crate) fn observer(&self) -> Option<&ExchangeFn> {
+        self.observer.as_ref().map(|observer| &*observer.0)
+    }
+
     /// Counts what another look-up has sent, too.
     pub(crate) fn add(&self, other: &Self) {
         let sent = other.sent.lock().clone();

@@ -1,5 +1,6 @@
 //! A query and its context in the plugin chain.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
@@ -60,11 +61,17 @@ pub struct Request {
     pub(crate) key: Option<QueryKey>,
     /// The labels, if the block has *metadata*.
     pub labels: Option<Arc<Labels>>,
-    /// The message, if it has a TSIG record.
-    pub signed: Option<Arc<[u8]>>,
+    /// The message, if it has a TSIG record, or a plugin of the server reads messages.
+    pub message: Option<Arc<[u8]>>,
+    /// Gets the encoded reply.
+    pub reply_observer: Option<ReplyObserver>,
     /// Signs the reply, if *tsig* has checked the message.
     pub signer: Option<Box<Signer>>,
 }
+
+/// A function that gets the reply to a client, as it is sent.
+#[derive(Clone)]
+pub struct ReplyObserver(Arc<dyn Fn(&[u8]) + Send + Sync>);
 
 #[derive(Clone, Debug)]
 pub enum Purpose {
@@ -199,6 +206,24 @@ impl Request {
     fn key_flags(&self) -> KeyFlags {
         let Metadata { recursion_desired, checking_disabled, .. } = self.metadata;
         KeyFlags::new(recursion_desired, checking_disabled, self.dnssec_ok())
+    }
+}
+
+// === impl ReplyObserver ===
+
+impl ReplyObserver {
+    pub(crate) fn new(observe: impl Fn(&[u8]) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(observe))
+    }
+
+    pub(super) fn observe(&self, reply: &[u8]) {
+        (self.0)(reply);
+    }
+}
+
+impl fmt::Debug for ReplyObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReplyObserver")
     }
 }
 

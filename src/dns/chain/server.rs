@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use hashbrown::DefaultHashBuilder;
 use hickory_proto::op::{Edns, Message, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
-use super::labels::Labels;
+use super::labels::{LabelSubject, Labels};
 use super::metrics::{ServerMetrics, ZoneMetrics};
 use super::proxy_sources::ProxySources;
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
@@ -54,6 +55,8 @@ pub struct Server {
     own_zones: Vec<Box<[u8]>>,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
+    /// Whether a plugin reads the messages of requests.
+    reads_messages: bool,
     /// Whether a panic aborts the process.
     debug: bool,
     /// The sources of PROXY headers; `None` if there are none.
@@ -181,6 +184,8 @@ impl Server {
             .iter()
             .flat_map(|(_, block)| &block.plugins)
             .any(|plugin| matches!(plugin.name(), "chaos" | "forward"));
+        let mut plugins = blocks.iter().flat_map(|(_, block)| &block.plugins);
+        let reads_messages = plugins.any(|plugin| plugin.reads_messages());
         let debug = blocks.iter().any(|(_, block)| block.debug);
         let serve = |(zone, block): &(Name, Arc<ServerBlock>)| {
             let zone_metrics = metrics.zone_metrics(&label, &zone.to_ascii());
@@ -205,6 +210,7 @@ impl Server {
             longest,
             own_zones,
             other_classes,
+            reads_messages,
             debug,
             proxies: None,
             number,
@@ -323,6 +329,10 @@ impl Server {
         self.number
     }
 
+    pub(super) fn reads_messages(&self) -> bool {
+        self.reads_messages
+    }
+
     #[must_use]
     pub fn aborts_on_panic(&self) -> bool {
         self.debug
@@ -353,7 +363,8 @@ impl Server {
             query_limiter: None,
             key: None,
             labels: None,
-            signed: None,
+            message: None,
+            reply_observer: None,
             signer: None,
         }
     }
@@ -498,12 +509,16 @@ impl ServerBlock {
 
 /// Returns the labels of a request, about the name as the block has got it, before `rewrite`.
 fn labels(block: &Arc<ServerBlock>, request: &Request) -> Labels {
-    let (block, name, client) =
-        (Arc::clone(block), request.query.name().clone(), request.client.ip().to_canonical());
-    let is_in_zone = block.labeled.contains(&name);
+    let subnet = match request.edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
+        Some(EdnsOption::Subnet(subnet)) => Some(subnet.addr().to_canonical()),
+        _ => None,
+    };
+    let (name, client) = (request.query.name().clone(), request.client.ip().to_canonical());
+    let (block, subject) = (Arc::clone(block), LabelSubject { name, client, subnet });
+    let is_in_zone = block.labeled.contains(&subject.name);
     Labels::new(move |label| {
         let plugins = is_in_zone.then_some(&block.plugins)?;
-        plugins.iter().find_map(|plugin| plugin.label(label, &name, client))
+        plugins.iter().find_map(|plugin| plugin.label(label, &subject))
     })
 }
 

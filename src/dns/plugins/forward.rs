@@ -138,6 +138,7 @@ use hickory_proto::op::{Metadata, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::time::timeout;
 
+use super::dnstap::tap::Taps;
 use super::r#loop::LoopState;
 use super::setup::Setup;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
@@ -178,6 +179,7 @@ pub(super) struct Forward {
     next_rcodes: Vec<ResponseCode>,
     next_on_nodata: bool,
     loop_state: Option<Arc<LoopState>>,
+    taps: Option<Taps>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -203,6 +205,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             next_rcodes: if is_last { Vec::new() } else { next },
             next_on_nodata: next_on_nodata && !is_last,
             loop_state,
+            taps: setup.builder.taps.clone(),
         };
         setup.add_with_access_rule(forward, ChainPlugin::new);
     }
@@ -279,6 +282,9 @@ impl Forward {
 
     async fn look_up(&self, request: &mut Request) -> Result<Arc<WireMessage>, ForwardError> {
         let (key, client) = (request.take_key(), request.quota_client());
+        if let (Some(taps), None) = (&self.taps, &request.query_limiter) {
+            request.query_limiter = Some(Arc::new(taps.limiter(request)));
+        }
         // The next line may name the same upstreams.
         let limiter = request.query_limiter.get_or_insert_default();
         let origin = match (&request.purpose, request.protocol) {

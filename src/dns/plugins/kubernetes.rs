@@ -74,7 +74,6 @@ pub(super) mod reply;
 pub(super) mod tests;
 mod transfers;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -85,6 +84,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 
 use super::setup::Setup;
 use super::ttl_limits::{TtlLimits, TtlRange};
+use crate::dns::chain::labels::LabelSubject;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
 use crate::dns::chain::zone_state::TransferredZone;
@@ -216,8 +216,8 @@ impl Plugin for Kubernetes {
         self.cluster.failure()
     }
 
-    fn label(&self, label: &str, name: &Name, client: IpAddr) -> Option<String> {
-        self.label_of(label, name, client)
+    fn label(&self, label: &str, subject: &LabelSubject) -> Option<String> {
+        self.label_of(label, &subject.name, subject.client)
     }
 
     fn search_path(&self, request: &Request) -> Option<SearchPath> {

@@ -48,19 +48,19 @@
 //! For example, `log example.org "{remote} {type} {name} {rcode} {duration}"` with `class denial error`.
 
 mod class;
-mod format;
+pub(super) mod format;
 
 use async_trait::async_trait;
 use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
-use super::kubernetes;
 use super::setup::{BlockBuilder, Setup};
+use super::{geoip, kubernetes};
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::arguments::zones_or_all;
-use crate::dns::corefile::{CorefileError, Directive};
+use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::message::presentation::lower_name_text;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::zone_set::ZoneSet;
@@ -103,17 +103,22 @@ fn rule(line: &Directive, block: &[Directive], builder: &mut BlockBuilder) -> Re
     };
     let format = match format {
         None => Format::common(),
-        Some(word) => {
-            let format = Format::parse(&word.text);
-            let has_metadata = !builder.labeled.all().is_empty();
-            let warning = format.metadata().find_map(|label| {
-                labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, block))
-            });
-            builder.warnings.extend(warning.map(|warning| word.error(warning)));
-            format
-        }
+        Some(word) => parse_format(word, block, builder),
     };
     Ok(LogRule { names: zones_or_all(names)?, format, classes: classes(line)? })
+}
+
+/// Parses a format, and warns of labels that never have a value in the block.
+pub(super) fn parse_format(word: &Token, block: &[Directive], builder: &mut BlockBuilder) -> Format {
+    let format = Format::parse(&word.text);
+    let has_metadata = !builder.labeled.all().is_empty();
+    let warning = format.metadata().find_map(|label| {
+        labels::warning(label, has_metadata, |label| {
+            kubernetes::missing_for(label, block).or_else(|| geoip::missing_for(label, block))
+        })
+    });
+    builder.warnings.extend(warning.map(|warning| word.error(warning)));
+    format
 }
 
 fn classes(line: &Directive) -> Result<Vec<Class>, CorefileError> {
@@ -166,7 +171,7 @@ impl Plugin for LogPlugin {
         };
         let reply = outcome.as_ref().ok().or(failed.as_ref());
         if rule.classes.contains(&Class::of(request, reply)) {
-            let seen = LogEntry { request, name: &name, reply, duration: began.elapsed() };
+            let seen = LogEntry { request, name: &name, reply, duration: Some(began.elapsed()) };
             self.lines.write(Level::Info, &rule.format.text(&seen), || rule.format.parts(&seen));
             if let Ok(reply) = &mut outcome {
                 // Each of these answers has its line.

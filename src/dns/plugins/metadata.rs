@@ -1,7 +1,7 @@
 //! # Name
 //!
-//! *metadata* - gives queries labels, which *log* writes (`{/kubernetes/service}`) and *template* reads (`.Meta
-//! "kubernetes/service"`).
+//! *metadata* - gives queries labels, which *log* and *dnstap* write (`{/kubernetes/service}`) and *template* reads
+//! (`.Meta "kubernetes/service"`).
 //!
 //! # Description
 //!
@@ -13,13 +13,13 @@
 //! | `kubernetes/parse-error` | `invalid query name` instead of these parts |
 //! | `kubernetes/client-namespace`, `kubernetes/client-pod-name` | the Pod with the client's address; with `pods verified` |
 //!
-//! Labels are about the name before *rewrite*. Without this plugin in the block no label is known; a warning names
+//! [*geoip*](#geoip) has labels of its own. Labels are about the name before *rewrite*. Without this plugin in the block no label is known; a warning names
 //! labels that are never known. An answer with `.Meta` is kept by no cache, whereas CoreDNS's *cache* gives it to all
 //! clients. In CoreDNS further plugins have labels, and Pods have `kubernetes/client-label/KEY`.
 //!
 //! # Syntax
 //!
-//! Syntax: `metadata [ZONES...]`; names in **ZONES** have labels of *kubernetes*, all others only `forward/upstream`.
+//! Syntax: `metadata [ZONES...]`; names in **ZONES** have all labels, all others only `forward/upstream`.
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;

@@ -9,9 +9,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("azure", "isn't supported; forward the zone to Azure's resolver, 168.63.129.16"),
     ("clouddns", "isn't supported; forward the zone to Google Cloud's resolver, 169.254.169.254"),
     ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
-    ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
     ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
-    ("geoip", "isn't supported; it only sets labels for the plugin metadata: leave it out"),
     (
         "https3",
         "isn't supported yet; serve https:// or quic://, or put a proxy such as dnsdist before this server",

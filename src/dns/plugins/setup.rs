@@ -15,7 +15,9 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::dnstap::tap::Taps;
 use super::file::ZoneRegistry;
+use super::geoip::database::Databases;
 use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
 use super::secondary::zone::Secondaries;
@@ -65,6 +67,8 @@ pub struct ServerContext {
     pub secondaries: Secondaries,
     pub clusters: ClusterRegistry,
     pub transfer_slots: Arc<TransferSlots>,
+    /// The databases of `geoip`.
+    pub databases: Databases,
     /// The names of the remote clusters, which have domains below the zones of links.
     pub remotes: Arc<[Arc<str>]>,
     /// Whether lb-linker itself reads a cluster, not manifests.
@@ -121,6 +125,8 @@ pub struct BlockBuilder {
     pub(super) external: Option<Arc<ExternalZones>>,
     /// The bounds of TTLs by `cache`.
     pub(super) ttl_limits: Option<TtlLimits>,
+    /// The lines of `dnstap`.
+    pub(super) taps: Option<Taps>,
     /// The keys of `tsig`.
     pub tsig: Option<Arc<TsigKeys>>,
     /// The zones of `metadata`.
@@ -248,6 +254,7 @@ impl ServerContext {
                 zones: ZoneRegistry::default(),
                 secondaries: Secondaries::default(),
                 transfer_slots: Arc::default(),
+                databases: Databases::default(),
                 clusters,
                 remotes: Arc::default(),
                 has_own_cluster: true,

@@ -35,7 +35,7 @@ use std::path::PathBuf;
 
 use super::setup::Setup;
 use crate::dns::corefile::{CorefileError, Directive, Token};
-use crate::dns::transport::tls::{ClientAuth, Pem, config};
+use crate::dns::transport::tls::{ClientAuth, Pem, TlsError, config};
 
 const NAME: &str = "tls";
 const FILES: &str = "the files of a certificate and of its key: tls CERT KEY [CA]";
@@ -53,6 +53,17 @@ const MODES: [(&str, ClientAuth); 5] = [
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?.clone();
     let clients = clients(&line)?;
+    let config = server(setup, &line, |certificate, key, ca| config(certificate, key, clients, ca))?;
+    setup.builder.tls = Some(config.into());
+    Ok(())
+}
+
+/// Returns the configuration of a server, which `config` makes of the files in a line `tls CERT KEY [CA]`.
+pub(super) fn server<C>(
+    setup: &mut Setup<'_>,
+    line: &Directive,
+    config: impl FnOnce(Pem<'_>, Pem<'_>, Option<Pem<'_>>) -> Result<C, TlsError>,
+) -> Result<C, CorefileError> {
     let words = line.at_most(3)?;
     let [certificate, key, ca @ ..] = words else {
         return Err(line.missing_argument(FILES));
@@ -63,12 +74,10 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     };
     let (certificate, key) = (read(certificate)?, read(key)?);
     let ca = ca.first().map(read).transpose()?;
-    let config = config(pem(&certificate), pem(&key), clients, ca.as_ref().map(pem)).map_err(|error| {
+    config(pem(&certificate), pem(&key), ca.as_ref().map(pem)).map_err(|error| {
         let at_fault = words.iter().find(|word| error.file() == Some(&setup.path(&word.text)));
         at_fault.unwrap_or(&words[0]).error(error.to_string())
-    })?;
-    setup.builder.tls = Some(config.into());
-    Ok(())
+    })
 }
 
 fn pem((file, bytes): &(PathBuf, Vec<u8>)) -> Pem<'_> {

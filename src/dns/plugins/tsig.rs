@@ -89,7 +89,9 @@ use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
 use crate::dns::message::reply::Reply;
-use crate::dns::message::tsig::{Algorithm, CheckedRequest, TsigError, TsigKeys, check_request, now};
+use crate::dns::message::tsig::{
+    Algorithm, CheckedRequest, TsigError, TsigKeys, check_request, is_signed, now,
+};
 use crate::dns::message::validity::ClientScope;
 
 const NAME: &str = "tsig";
@@ -135,7 +137,7 @@ impl Tsig {
 
     /// Returns the client's request after the check of its signature; `None` if it has none.
     fn checked(&self, request: &Request) -> Option<CheckedRequest> {
-        let message = request.signed.as_ref()?;
+        let message = request.message.as_ref().filter(|message| is_signed(message))?;
         Some(check_request(message, &self.keys, now()))
     }
 

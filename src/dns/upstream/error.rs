@@ -82,6 +82,12 @@ impl ExchangeProgress {
         (operation, since + if operation.verb == DIAL { CONNECT_TIMEOUT } else { timeout })
     }
 
+    /// Returns the network of the current step, and the local address if it is known.
+    pub(crate) fn socket(&self) -> (&'static str, Option<SocketAddr>) {
+        let (operation, _) = self.step();
+        (operation.network, operation.local)
+    }
+
     fn step(&self) -> (Operation, Instant) {
         *self.step.lock()
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::future::select_ok;
 use hickory_proto::op::ResponseCode;
@@ -22,7 +22,7 @@ use super::health::Upstream;
 use super::socket_budget::{SocketPermit, SocketQuota};
 use super::sockets::stream::{MISMATCH, Stream};
 use super::sockets::{SentQuery, UpstreamSocket};
-use crate::dns::chain::query_limiter::QueryLimiter;
+use crate::dns::chain::query_limiter::{Exchange, QueryLimiter};
 use crate::dns::message::query::QueryKey;
 use crate::dns::message::upstream_reply::UpstreamReply;
 use crate::dns::message::validity::Section;
@@ -57,6 +57,35 @@ pub(crate) struct Attempt<'a> {
     pub(crate) progress: &'a ExchangeProgress,
     pub(crate) quota: &'a SocketQuota,
     pub(crate) limiter: &'a QueryLimiter,
+}
+
+/// Tells the observer of a look-up about an attempt when it is dropped: the attempt has ended, or is given up.
+pub(crate) struct ExchangeRecord<'a> {
+    observer: &'a (dyn Fn(&Exchange<'_>) + Send + Sync),
+    upstream: SocketAddr,
+    question: &'a QueryKey,
+    progress: &'a ExchangeProgress,
+    begun: SystemTime,
+    pub(crate) answer: Option<Arc<WireMessage>>,
+}
+
+impl<'a> ExchangeRecord<'a> {
+    /// Returns `None` if nothing observes the look-up.
+    pub(crate) fn of(attempt: &Attempt<'a>) -> Option<Box<Self>> {
+        let (question, progress) = (attempt.question, attempt.progress);
+        let (observer, upstream) = (attempt.limiter.observer()?, attempt.upstream.endpoint.address);
+        let begun = SystemTime::now();
+        Some(Box::new(Self { observer, upstream, question, progress, begun, answer: None }))
+    }
+}
+
+impl Drop for ExchangeRecord<'_> {
+    fn drop(&mut self) {
+        let (network, local) = self.progress.socket();
+        let (begun, upstream, question) = (self.begun, self.upstream, self.question);
+        let answer = self.answer.take();
+        (self.observer)(&Exchange { begun, network, local, upstream, question, answer });
+    }
 }
 
 /// Sends a health check query to an upstream. By every transport, any reply to the query shows that the upstream works, as

@@ -26,7 +26,7 @@ use crate::dns::upstream::attempts::{AttemptSchedule, InFlight, SILENT_AFTER};
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
-use crate::dns::upstream::exchange::{Attempt, ExchangeTimes, is_about_the_name};
+use crate::dns::upstream::exchange::{Attempt, ExchangeRecord, ExchangeTimes, is_about_the_name};
 use crate::dns::upstream::health::Upstream;
 use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::LookupLimit;
@@ -155,8 +155,12 @@ impl UpstreamGroup {
                 tries.push(async move {
                     let (upstream, progress) = (&upstream, &progress);
                     let attempt = Attempt { upstream, question, by_tcp, times, progress, quota, limiter };
+                    let mut record = ExchangeRecord::of(&attempt);
                     let ended = attempt.exchange().await;
                     limiter.set_upstream(upstream.endpoint.address);
+                    if let (Some(record), (_, Ok(answer))) = (&mut record, &ended) {
+                        record.answer = Some(Arc::clone(answer));
+                    }
                     (number, ended)
                 });
                 continue;

@@ -18,6 +18,7 @@ pub struct Expected {
     /// - Group, query as in its table, and fields; a repeated query has ` #2`, ` #3` and so on at its end.
     /// - `metrics`, name and labels, and the kind of difference: `lacking`, `more`, `described` or `value`.
     /// - `log`, the line, and the only program that writes the line: `CoreDNS` or `lb-linker`.
+    /// - `dnstap`, the message, and the only program that sends it; `geoip`, as `log`.
     pub at: &'static [(&'static str, &'static str, &'static str)],
 }
 
@@ -312,6 +313,20 @@ pub const EXPECTED: &[Expected] = &[
         ],
     },
     Expected {
+        reason: "*dnstap*: an answer that only has an error code is a CLIENT_RESPONSE, too. CoreDNS sends none.",
+        at: &[
+            ("dnstap", "1 CLIENT_RESPONSE *x.fail.test*", "lb-linker"),
+            ("dnstap", "1 CLIENT_RESPONSE *x.dead*", "lb-linker"),
+        ],
+    },
+    Expected {
+        reason: "*geoip*: a label whose value has a wrong type in the database isn't known. CoreDNS then knows none.",
+        at: &[
+            ("geoip", "[INFO] b.wrong.test. -|-", "CoreDNS"),
+            ("geoip", "[INFO] b.wrong.test. -|", "lb-linker"),
+        ],
+    },
+    Expected {
         reason: "The error about an invalid record of *template* has lb-linker's own text.",
         at: &[
             ("log", "plugin/errors: 2 * A: dns: bad A A: *", "CoreDNS"),
@@ -444,8 +459,8 @@ fn every_expected_difference_names_an_existing_group() {
         zone_files::GROUPS,
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();
-    let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log"]).collect();
-    assert_eq!(names.len(), groups.len() + 2, "two groups have the same name");
+    let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log", "dnstap", "geoip"]).collect();
+    assert_eq!(names.len(), groups.len() + 4, "two groups have the same name");
     for (_, (group, _, _)) in all() {
         assert!(names.contains(group), "{group}");
     }

@@ -200,7 +200,7 @@ const QUESTIONS: &str = "
     a.end.test. A wait=5300";
 
 /// Returns the sorted lines of `log` and `errors`, without the parts that vary.
-fn lines(server: &Server) -> Vec<String> {
+pub fn lines(server: &Server) -> Vec<String> {
     let masks = [
         (r"^(\[[A-Z]+\] (?:[a-zA-Z ]*)127\.0\.0\.1):\d+", "$1:PORT"),
         (r"\b\d+\.\d+s\b", "DURATIONs"),

@@ -60,7 +60,7 @@ enum Label {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Format(Vec<Piece>);
+pub(in crate::dns::plugins) struct Format(Vec<Piece>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
@@ -73,12 +73,13 @@ enum Piece {
 
 /// The data of a log line.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LogEntry<'a> {
+pub(in crate::dns::plugins) struct LogEntry<'a> {
     pub request: &'a Request,
     /// The name in the original query, in lower case.
     pub name: &'a str,
     pub reply: Option<&'a Reply>,
-    pub duration: Duration,
+    /// `None` before the answer: what is known only then is `-`.
+    pub duration: Option<Duration>,
 }
 
 /// The value of a placeholder.
@@ -190,8 +191,11 @@ impl<'a> LogEntry<'a> {
                 rcode_name(rcode)
                     .map_or(LogValue::Number(u16::from(rcode).into()), |name| LogValue::Text(name.into()))
             }),
+            Label::Rsize if duration.is_none() => LogValue::Nothing,
             Label::Rsize => number(reply.map_or(0, |reply| uncompressed_length(reply, &request.query))),
-            Label::Duration => LogValue::Seconds(duration.as_secs_f64()),
+            Label::Duration => {
+                duration.map_or(LogValue::Nothing, |duration| LogValue::Seconds(duration.as_secs_f64()))
+            }
             Label::Rflags => {
                 reply.map_or(LogValue::Nothing, |reply| LogValue::Text(flags(request, reply).into()))
             }

@@ -105,7 +105,7 @@ async fn only_the_given_classes_are_logged() {
 
 fn shown(request: &Request, reply: Option<&Reply>, format: &str) -> String {
     let duration = Duration::from_nanos(307_024);
-    Format::parse(format).text(&LogEntry { request, name: "a.", reply, duration })
+    Format::parse(format).text(&LogEntry { request, name: "a.", reply, duration: Some(duration) })
 }
 
 #[test]
@@ -148,8 +148,12 @@ fn json_has_numbers_and_booleans() {
     let mut request = TestServer::block("whoami").from("::1").request("a. A");
     (request.metadata.id, request.size) = (7, 19);
     let reply = request.reply("");
-    let seen =
-        LogEntry { request: &request, name: "a.", reply: Some(&reply), duration: Duration::from_millis(5) };
+    let seen = LogEntry {
+        request: &request,
+        name: "a.",
+        reply: Some(&reply),
+        duration: Some(Duration::from_millis(5)),
+    };
     let parts = |seen: &LogEntry<'_>, format| -> serde_json::Map<_, _> {
         let parts = Format::parse(format).parts(seen);
         parts.into_iter().map(|(name, value)| (name.into_owned(), value)).collect()

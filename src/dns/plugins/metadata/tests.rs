@@ -94,7 +94,7 @@ fn labels_that_are_never_known_are_warned_of() {
         ),
         (
             "metadata\nlog . {/a/b}",
-            "3:7: {/a/b} has no effect here: the labels are forward/upstream, kubernetes/",
+            "3:7: {/a/b} has no effect here: the labels are forward/upstream, geoip/asn/number, ",
         ),
         (
             "template IN A {\nanswer \"{{ .Meta `a` }}\"\n}",

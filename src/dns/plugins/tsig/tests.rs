@@ -228,7 +228,7 @@ async fn target_of_a_link_needs_the_signature_of_its_block() {
     let mut signed = context.clone();
     let mut message = query("web.default.lb.internal.", RecordType::A).to_vec().unwrap();
     let _ = ReplyChecker::sign(right_key(), &mut message, now());
-    signed.request.signed = Some(message.into());
+    signed.request.message = Some(message.into());
     for _ in 0..2 {
         for (context, has_address) in [(&context, false), (&signed, true)] {
             let answer = context.ask("web.default.lb.internal. A").await;
