@@ -24,7 +24,7 @@
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket,
 //! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos,
 //! loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
-//! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
+//! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, etcd, loop, forward, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -41,11 +41,13 @@ mod bufsize;
 pub(crate) mod cache;
 mod cancel;
 mod chaos;
+mod client_tls;
 mod clients;
 mod debug;
 mod dns64;
 mod erratic;
 mod errors;
+pub mod etcd;
 mod file;
 mod forward;
 mod header;
@@ -151,7 +153,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("file", Some(file::set_up)),
     ("auto", Some(auto::set_up)),
     ("secondary", Some(secondary::set_up)),
-    ("etcd", None),
+    ("etcd", Some(etcd::set_up)),
     ("loop", Some(r#loop::set_up)),
     ("forward", Some(forward::set_up)),
     ("grpc", None),

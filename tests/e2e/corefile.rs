@@ -24,6 +24,7 @@ mod cluster_faults;
 mod cluster_names;
 mod cluster_stubs;
 mod corpus;
+mod etcd;
 mod forward;
 mod generated_zones;
 mod hosts;

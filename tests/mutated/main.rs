@@ -1,6 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
 //! results for mutated replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers,
-//! signed messages, files with keys, manifests, answers of the API server, and snapshots.
+//! signed messages, files with keys, manifests, answers of the API server, keys of etcd,
+//! and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -12,6 +13,7 @@
 
 mod connection;
 mod corefile;
+mod etcd;
 mod https;
 mod key_file;
 mod links;
@@ -57,6 +59,7 @@ const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, s
 const TRANSFERS: Kind = Kind { name: "zone transfers", full: 2_000_000, short: 100_000 };
 const SIGNATURES: Kind = Kind { name: "signed messages", full: 2_000_000, short: 50_000 };
 const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
+const ETCD: Kind = Kind { name: "keys of etcd", full: 2_000_000, short: 30_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -376,6 +379,16 @@ fn mutated_key_files_are_read_or_refused_with_a_place() {
     assert_mixed(&tally, KEY_FILES, &["wrong", "right"]);
 }
 
+#[test]
+fn mutated_keys_of_etcd_are_answered_or_left_out() {
+    for (name, seed) in seeds::etcd() {
+        assert_eq!(etcd::try_keys(&seed), Ok("records"), "{name}");
+    }
+    let start = || |bytes: &[u8], _: usize| etcd::try_keys(bytes).map(str::to_owned);
+    let tally = try_all(seeds::etcd(), ETCD, start);
+    assert_mixed(&tally, ETCD, &["no keys", "no records", "records"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -384,6 +397,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("etcd", owned(seeds::etcd())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),

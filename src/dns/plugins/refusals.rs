@@ -10,7 +10,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("clouddns", "isn't supported; forward the zone to Google Cloud's resolver, 169.254.169.254"),
     ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
     ("dnstap", "isn't supported; log writes a line for each query, with --log-format json an object"),
-    ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     ("geoip", "isn't supported; it only sets labels for the plugin metadata: leave it out"),
     ("grpc", "isn't supported; forward by tls:// is encrypted, too"),
     ("grpc_server", "isn't supported; put a CoreDNS that has it before this server"),

@@ -15,6 +15,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use super::etcd::follow::FollowedKeys;
 use super::file::ZoneRegistry;
 use super::kubernetes::external_zones::ExternalZones;
 use super::r#loop::LoopState;
@@ -62,6 +63,7 @@ pub struct ServerContext {
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
     pub secondaries: Secondaries,
+    pub etcds: FollowedKeys,
     pub clusters: ClusterRegistry,
     pub transfer_slots: Arc<TransferSlots>,
     /// The names of the remote clusters, which have domains below the zones of links.
@@ -239,6 +241,7 @@ impl ServerContext {
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
                 secondaries: Secondaries::default(),
+                etcds: FollowedKeys::default(),
                 transfer_slots: Arc::default(),
                 clusters,
                 remotes: Arc::default(),

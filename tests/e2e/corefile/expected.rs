@@ -22,6 +22,31 @@ pub struct Expected {
 
 pub const EXPECTED: &[Expected] = &[
     Expected {
+        reason: "A name with keys at or below its path exists, also without a key that has CNAME or PTR records, and so does \
+                 the zone (RFC 8020). CoreDNS answers NXDOMAIN.",
+        at: &[
+            ("etcd", "server1.prod.region1.skydns.test. CNAME", "rcode"),
+            ("etcd", "server1.prod.region1.skydns.test. PTR", "rcode"),
+            ("etcd", "nginx.example.test. CNAME", "rcode"),
+            ("etcd", "empty.test. *", "rcode"),
+            ("etcd", "skydns_zonea.test. NS", "rcode"),
+        ],
+    },
+    Expected {
+        reason: "Only the zone has an SOA record. CoreDNS answers with it for every name, also for one that doesn't exist.",
+        at: &[
+            ("etcd", "server1.prod.region1.skydns.test. SOA", "answer authority"),
+            ("etcd", "doesnotexist.skydns.test. SOA", "rcode answer authority"),
+        ],
+    },
+    Expected {
+        reason: "A key whose value can't be a record leaves other keys in place. CoreDNS fails for all names above it.",
+        at: &[
+            ("etcd", "good.wrong.test. A", "rcode answer authority"),
+            ("etcd", "wrong.test. A", "rcode answer authority"),
+        ],
+    },
+    Expected {
         reason: "Every answer repeats the question if it could be read (RFC 1035 section 4.1), also an \
                  answer with NOTIMP. CoreDNS leaves the question out of NOTIMP.",
         at: &[

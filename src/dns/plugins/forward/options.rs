@@ -1,13 +1,11 @@
 //! Parses a `forward` line.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::Name;
-use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
@@ -17,13 +15,13 @@ use crate::dns::corefile::{CorefileError, Directive, Position, Scheme, Token, ad
 use crate::dns::message::presentation::parse_rcode;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::max_files;
+use crate::dns::plugins::client_tls::ClientTls;
 use crate::dns::plugins::setup::Setup;
 use crate::dns::upstream::bootstrap::UpstreamAddr;
 use crate::dns::upstream::config::{ForwardOptions, HealthCheck, PoolConfig};
 use crate::dns::upstream::endpoint::{TlsClient, Transport};
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::policy::SelectionPolicy;
-use crate::dns::upstream::tls::{ConnectorError, connector, root_certificates};
 
 /// The maximum number of upstreams of a line, as in CoreDNS.
 const MAX_TO: usize = 15;
@@ -72,23 +70,10 @@ struct OptionsParser {
     next_on_nodata: bool,
     resolvers: Vec<SocketAddr>,
     force_tcp: bool,
-    tls: Tls,
+    tls: ClientTls,
+    /// The name in the certificates of all upstreams.
+    tls_name: Option<(ServerName<'static>, String)>,
     options: ForwardOptions,
-}
-
-/// The TLS options for all upstreams of a line.
-#[derive(Default)]
-struct Tls {
-    name: Option<(ServerName<'static>, String)>,
-    roots: Option<RootCertStore>,
-    /// The client certificate and its key.
-    identity: Option<(Pem, Pem)>,
-}
-
-#[derive(Clone)]
-struct Pem {
-    bytes: Vec<u8>,
-    word: Token,
 }
 
 /// Returns the default of `max_concurrent`: about the number of sockets for client queries (see
@@ -185,7 +170,8 @@ impl OptionsParser {
             next_on_nodata: false,
             resolvers: Vec::new(),
             force_tcp: false,
-            tls: Tls::default(),
+            tls: ClientTls::default(),
+            tls_name: None,
             options,
         }
     }
@@ -218,10 +204,10 @@ impl OptionsParser {
                 let number: usize = number(line)?;
                 options.max_concurrent = if number == 0 { default_max_concurrent() } else { number };
             }
-            "tls" => self.tls.take(line, setup)?,
+            "tls" => self.tls = ClientTls::parse(line, setup)?,
             "tls_servername" => {
                 let word = line.single_argument("the name in the upstreams' certificates")?;
-                self.tls.name = Some((server_name(&word.text, word)?, word.text.clone()));
+                self.tls_name = Some((server_name(&word.text, word)?, word.text.clone()));
             }
             "policy" => options.policy = policy(line)?,
             "health_check" => options.health_check = health_check(line)?,
@@ -256,7 +242,7 @@ impl OptionsParser {
         connector: &mut Option<TlsConnector>,
     ) -> Result<UpstreamAddr, CorefileError> {
         let Destination { scheme, at, server_name } = destination;
-        let transport = match (scheme, &self.tls.name) {
+        let transport = match (scheme, &self.tls_name) {
             (Scheme::Dns, _) if self.force_tcp => Transport::Tcp,
             (Scheme::Dns, _) => Transport::Udp,
             (Scheme::Tls, Some((_, name))) if server_name.is_some() => {
@@ -275,52 +261,6 @@ impl OptionsParser {
             AddressOrHost::Address(address) => UpstreamAddr::Address(address, transport),
             AddressOrHost::Host(host, port) => UpstreamAddr::Host(host, port, transport),
         })
-    }
-}
-
-impl Tls {
-    /// Parses `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`.
-    fn take(&mut self, line: &Directive, setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-        let files: Vec<Pem> =
-            line.at_most(3)?.iter().map(|word| Pem::read(word, setup)).collect::<Result<_, _>>()?;
-        let (identity, ca) = match &files[..] {
-            [] => (None, None),
-            [ca] => (None, Some(ca)),
-            [certificate, key, ca @ ..] => (Some((certificate.clone(), key.clone())), ca.first()),
-        };
-        let roots = ca.map(|ca| root_certificates(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
-        self.roots = roots.transpose()?;
-        self.identity = identity;
-        // Report errors in the files even if no upstream uses TLS.
-        if self.identity.is_some() {
-            self.connector(&line.tokens[0])?;
-        }
-        Ok(())
-    }
-
-    fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
-        let identity = self.identity.as_ref();
-        let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
-        connector(self.roots.clone(), bytes).map_err(|error| match (error, identity) {
-            (ConnectorError::Certificate(error), Some((certificate, _))) => {
-                certificate.word.error(certificate.wrong(error))
-            }
-            (ConnectorError::Key(error), Some((_, key))) => key.word.error(key.wrong(error)),
-            (error, _) => word.error(error.to_string()),
-        })
-    }
-}
-
-impl Pem {
-    fn read(word: &Token, setup: &mut Setup<'_>) -> Result<Self, CorefileError> {
-        let path = setup.path(&word.text);
-        let bytes = setup.read(&path);
-        let bytes = bytes.map_err(|error| word.error(format!("{}: {error}", path.display())))?;
-        Ok(Self { bytes, word: word.clone() })
-    }
-
-    fn wrong(&self, error: impl std::fmt::Display) -> String {
-        format!("{}: {error}", Path::new(&self.word.text).display())
     }
 }
 
