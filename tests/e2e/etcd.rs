@@ -1,5 +1,5 @@
-//! The plugin *etcd* with a real etcd: faults, users, certificates, leases. `corefile/etcd.rs` compares its answers with
-//! CoreDNS's.
+//! The plugin *etcd* with a real etcd: faults, users, certificates, leases. `corefile/etcd.rs` compares its answers
+//! with CoreDNS's.
 
 use std::fs;
 use std::path::Path;

@@ -23,8 +23,8 @@ const TYPES: [RecordType; 9] = [
 /// The maximum number of keys that are asked for.
 const MAX_ASKED: usize = 20;
 
-/// Takes lines: a page of a list, lines of a watch, or `key`, a path and a value. Then asks for all names. Returns the kind
-/// of outcome, or the violated property.
+/// Takes lines: a page of a list, lines of a watch, or `key`, a path and a value. Then asks for all names. Returns
+/// the kind of outcome, or the violated property.
 pub fn try_keys(bytes: &[u8]) -> Result<&'static str, String> {
     let zone = Name::from_ascii("z.").unwrap();
     let range = KeyRange::new("/skydns", std::slice::from_ref(&zone)).unwrap();

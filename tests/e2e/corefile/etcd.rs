@@ -10,12 +10,14 @@ use super::server::{CorefileDir, Program, Server};
 use super::upstreams::Upstreams;
 use crate::harness::etcd::EtcdServer;
 
-const GROUP: &str = "etcd";
+/// The name in `EXPECTED`.
+pub const GROUP: &str = "etcd";
 
 const COREFILE: &str = "
     .:{$PORT} {
         bind 127.0.0.1
-        etcd skydns.test skydns_zonea.test skydns_zoneb.test skydns_zoned.test in-addr.arpa example.test empty.test wrong.test {
+        etcd skydns.test skydns_zonea.test skydns_zoneb.test skydns_zoned.test \
+         in-addr.arpa example.test empty.test void.test wrong.test {
             endpoint {$ETCD}
             min-lease-ttl 20
             max-lease-ttl 100
@@ -240,6 +242,8 @@ const QUESTIONS: &str = "
     2.0.26.172.in-addr.arpa. PTR
     empty.test. A
     empty.test. NS
+    void.test. A
+    void.test. NS
     wrong.test. A
     good.wrong.test. A
     bad.wrong.test. A

@@ -10,8 +10,8 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::Instant;
 
 use super::index::{Entry, Index, KeyRange};
-use super::record::{Host, Service};
-use crate::dns::message::presentation::{parse_name, unescape};
+use super::record::{Host, Service, strings};
+use crate::dns::message::presentation::parse_name;
 use crate::model::excerpt::value;
 
 /// The maximum number of keys that a question may find, those of CNAME targets in the zone included.
@@ -28,8 +28,6 @@ const TTL: u32 = 300;
 const WEIGHT: u32 = 100;
 /// The TTL of the SOA record, and of names that don't exist, in seconds.
 const SOA_TTL: u32 = 30;
-/// The maximum length of a string of a TXT record (RFC 1035 section 3.3), in bytes.
-const MAX_STRING: usize = 255;
 
 /// The bounds of TTLs that leases set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,7 +281,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Returns the addresses or texts of a name, also of names that it is an alias of. `owner` is its spelling in records.
+    /// Returns the addresses or texts of a name, also of names that it is an alias of. `owner` is its spelling in
+    /// records.
     fn aliased(
         &mut self,
         name: &Name,
@@ -301,7 +300,7 @@ impl<'a> Search<'a> {
                 // A text makes it a TXT record.
                 Host::None | Host::Name(_) if !found.service.text.is_empty() => {
                     if qtype == RecordType::TXT && known.insert(found.service.text.as_bytes().to_vec()) {
-                        parts.push(found.record(owner, RData::TXT(text(&found.service.text))));
+                        parts.push(found.record(owner, RData::TXT(text(found.service))));
                     }
                 }
                 Host::Name(host) => {
@@ -426,8 +425,8 @@ impl<'a> Search<'a> {
         Ok((targets.answers, targets.additionals))
     }
 
-    /// Adds an SRV or MX record, and the addresses of its target. `number` is the port or the preference: an address has one
-    /// record for each.
+    /// Adds an SRV or MX record, and the addresses of its target. `number` is the port or the preference: an address
+    /// has one record for each.
     fn add_target(
         &mut self,
         name: &Name,
@@ -547,8 +546,8 @@ fn take(left: &mut usize) -> Result<(), Stop> {
 }
 
 impl<'a> GroupFinder<'a> {
-    /// Adds a record, and returns the number of parts of its key. As in CoreDNS, a shorter key without a group ends the search,
-    /// and the lengths of the keys after it don't count.
+    /// Adds a record, and returns the number of parts of its key. As in CoreDNS, a shorter key without a group ends
+    /// the search, and the lengths of the keys after it don't count.
     fn add(&mut self, service: &'a Service, key: &[u8]) -> usize {
         if self.has_ended {
             return 0;
@@ -562,8 +561,8 @@ impl<'a> GroupFinder<'a> {
         length
     }
 
-    /// Returns the records of the group, and those without a group. Without a group, or with several groups of the shortest
-    /// keys, returns all.
+    /// Returns the records of the group, and those without a group. Without a group, or with several groups of the
+    /// shortest keys, returns all.
     fn choose(&self, mut all: Vec<Found<'a>>) -> Vec<Found<'a>> {
         let Some((group, shortest)) = self.group.filter(|(group, _)| !group.is_empty()) else { return all };
         let is_other = |found: &Found<'_>| !found.service.group.is_empty() && *found.service.group != *group;
@@ -574,25 +573,6 @@ impl<'a> GroupFinder<'a> {
     }
 }
 
-/// Returns the strings of a text, of 255 bytes each. As in CoreDNS, a text of several whole strings has an empty one at its
-/// end, and a backslash is an escape (RFC 1035 section 5.1).
-fn text(text: &str) -> TXT {
-    let bytes = text.as_bytes();
-    let mut strings: Vec<Vec<u8>> = bytes.chunks(MAX_STRING).map(unescaped).collect();
-    if bytes.len().is_multiple_of(MAX_STRING) {
-        strings.push(Vec::new());
-    }
-    TXT::from_bytes(strings.iter().map(Vec::as_slice).collect())
-}
-
-fn unescaped(mut bytes: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(bytes.len());
-    while let Some((byte, rest)) = bytes.split_first() {
-        bytes = rest;
-        match byte {
-            b'\\' => plain.extend(unescape(&mut bytes)),
-            byte => plain.push(*byte),
-        }
-    }
-    plain
+fn text(service: &Service) -> TXT {
+    TXT::from_bytes(strings(&service.text).iter().map(Vec::as_slice).collect())
 }

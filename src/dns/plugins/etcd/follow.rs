@@ -325,8 +325,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Returns the next page, and whether its values are left out because a single one is too long. `limit` becomes less
-    /// after a page that is too long.
+    /// Returns the next page, and whether its values are left out because a single one is too long. `limit` becomes
+    /// less after a page that is too long.
     async fn page(
         &mut self,
         start: &[u8],

@@ -222,8 +222,8 @@ impl Eq for Kept {}
 // === impl Listing ===
 
 impl Listing {
-    /// Adds a key, which has to be after the last one. `known` has the entries of the last list. Returns what is wrong with
-    /// the key, unless that is known.
+    /// Adds a key, which has to be after the last one. `known` has the entries of the last list. Returns what is
+    /// wrong with the key, unless that is known.
     ///
     /// # Errors
     /// If it can't be taken.
@@ -394,15 +394,16 @@ impl Index {
 // Leases.
 
 impl Index {
-    /// Returns the remaining time of a lease; 0 if it isn't known yet. A client that keeps the lease alive makes it longer.
+    /// Returns the remaining time of a lease; 0 if it isn't known yet. A client that keeps the lease alive makes it
+    /// longer.
     #[must_use]
     pub fn lease_left(&self, lease: u64, now: Instant) -> Duration {
         let times = self.leases.get(&lease).and_then(|lease| lease.times);
         times.map_or(Duration::ZERO, |times| times.ends.saturating_duration_since(now))
     }
 
-    /// Returns leases whose times have to be read, at most `most`: those that aren't known, and those that seem to be half
-    /// over.
+    /// Returns leases whose times have to be read, at most `most`: those that aren't known, and those that seem to be
+    /// half over.
     #[must_use]
     pub fn leases_to_read(&self, now: Instant, most: usize) -> Vec<u64> {
         let is_due = |lease: &Lease| {

@@ -202,7 +202,7 @@ mod tests {
                 "2:1: min-lease-ttl (120 s) is longer than max-lease-ttl (60 s)".to_owned(),
             ),
             ("etcd {\ntls nowhere\n}", "3:5: nowhere: No such file or directory (os error 2)".to_owned()),
-            ("etcd {\nttl 5\n}", "3:1: etcd has no option \"ttl\"; is it tls?".to_owned()),
+            ("etcd {\nendpiont a\n}", "3:1: etcd has no option \"endpiont\"; is it endpoint?".to_owned()),
         ] {
             assert_eq!(TestServer::error(lines), format!("Corefile:{error}"), "{lines}");
         }

@@ -109,7 +109,7 @@ fn keys_below_a_name_are_its_records() {
         ("no.z. A", "missing"),
         ("no.z. HTTPS", "missing"),
         ("b.*.z. A", "b.*.z. 300 A 192.0.2.2"),
-        ("any.z. AAAA", "any.z. 300 AAAA 2001:db8::1"),
+        ("c.any.z. AAAA", "c.any.z. 300 AAAA 2001:db8::1"),
         ("x.*.z. TXT", "empty"),
         ("*.no.z. A", "missing"),
     ] {

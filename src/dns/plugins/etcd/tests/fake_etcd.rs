@@ -40,8 +40,8 @@ struct State {
 pub(super) struct FakeEtcd {
     pub(super) address: SocketAddr,
     state: Arc<Mutex<State>>,
-    /// Raised when watches have to look for changes; an odd number closes them.
-    changed: watch::Sender<u64>,
+    /// The number of changes, and how often watches were closed.
+    changed: watch::Sender<(u64, u64)>,
     _tasks: JoinSet<()>,
 }
 
@@ -50,7 +50,7 @@ impl FakeEtcd {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Mutex::new(State { revision: 1, ..State::default() }));
-        let changed = watch::Sender::new(0);
+        let changed = watch::Sender::new((0, 0));
         let mut tasks = JoinSet::new();
         let (shared, changes) = (Arc::clone(&state), changed.clone());
         tasks.spawn(async move {
@@ -101,7 +101,7 @@ impl FakeEtcd {
     /// Sends a line to all watches from before a revision.
     pub(super) fn send_line(&self, revision: u64, line: &str) {
         self.state.lock().changes.push((revision, line.to_owned()));
-        self.changed.send_modify(|number| *number += 2);
+        self.changed.send_modify(|(changes, _)| *changes += 1);
     }
 
     /// Forgets all changes, so that watches from earlier revisions end.
@@ -118,8 +118,7 @@ impl FakeEtcd {
 
     /// Closes the connections of all watches.
     pub(super) fn close_watches(&self) {
-        self.changed.send_modify(|number| *number += 1);
-        self.changed.send_modify(|number| *number += 1);
+        self.changed.send_modify(|(_, closed)| *closed += 1);
     }
 
     pub(super) fn set_fault(&self, path: &str, fault: Option<Fault>) {
@@ -128,6 +127,12 @@ impl FakeEtcd {
             Some(fault) => state.faults.insert(path.to_owned(), fault),
             None => state.faults.remove(path),
         };
+    }
+
+    /// Returns how often the keys were listed.
+    pub(super) fn lists(&self) -> usize {
+        let asked = self.asked("/v3/kv/range");
+        asked.iter().filter(|body| body["count_only"] != true).count()
     }
 
     /// Returns the bodies of the questions at a path so far.
@@ -149,7 +154,7 @@ fn decoded(value: &Value) -> String {
     String::from_utf8(BASE64.decode(value.as_str().unwrap_or_default().as_bytes()).unwrap()).unwrap()
 }
 
-async fn serve(stream: TcpStream, state: Arc<Mutex<State>>, mut changed: watch::Receiver<u64>) {
+async fn serve(stream: TcpStream, state: Arc<Mutex<State>>, mut changed: watch::Receiver<(u64, u64)>) {
     let mut stream = BufReader::new(stream);
     while let Some((path, body)) = request(&mut stream).await {
         state.lock().asked.push((path.clone(), body.clone()));
@@ -215,7 +220,7 @@ fn answer(state: &State, path: &str, body: &Value) -> Value {
 async fn send_changes(
     mut stream: BufReader<TcpStream>,
     state: &Mutex<State>,
-    changed: &mut watch::Receiver<u64>,
+    changed: &mut watch::Receiver<(u64, u64)>,
     body: &Value,
 ) {
     let start: u64 = body["create_request"]["start_revision"].as_str().unwrap().parse().unwrap();
@@ -223,7 +228,7 @@ async fn send_changes(
     let mut text = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".to_owned();
     text += &json!({"result": {"header": header(revision), "created": true}}).to_string();
     text += "\n";
-    let begun = *changed.borrow_and_update();
+    let (_, closed) = *changed.borrow_and_update();
     let (mut sent, is_compacted) = {
         let state = state.lock();
         let oldest = state.changes.first().map(|(revision, _)| *revision);
@@ -245,7 +250,7 @@ async fn send_changes(
             return;
         }
         text.clear();
-        if (*changed.borrow_and_update() - begun) % 2 == 1 {
+        if changed.borrow_and_update().1 != closed {
             return;
         }
     }
