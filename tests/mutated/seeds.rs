@@ -259,9 +259,12 @@ fn other_messages() -> Vec<Seed> {
 pub fn etcd() -> Vec<Seed> {
     let pair = |key: &str, value: &str| {
         let [key, value] = [key, value].map(|text| BASE64.encode(text.as_bytes()));
-        format!(r#"{{"key":"{key}","create_revision":"7","mod_revision":"7","version":"1","value":"{value}","lease":"99"}}"#)
+        format!(
+            r#"{{"key":"{key}","create_revision":"7","mod_revision":"7","version":"1","value":"{value}","lease":"99"}}"#
+        )
     };
-    let header = r#""header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"9","raft_term":"2"}"#;
+    let header =
+        r#""header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"9","raft_term":"2"}"#;
     let (a, b) = (pair("/skydns/z/a", r#"{"host":"192.0.2.1"}"#), pair("/skydns/z/b", r#"{"host":"a.z"}"#));
     let page = format!(r#"{{{header},"kvs":[{a},{b}],"more":false,"count":"2"}}"#);
     let events = format!(r#"{{"kv":{a}}},{{"kv":{b}}},{{"type":"DELETE","kv":{b}}}"#);
@@ -280,7 +283,10 @@ pub fn etcd() -> Vec<Seed> {
         ("page", page.clone().into_bytes()),
         ("watch", format!("{page}\n{change}").into_bytes()),
         ("values", values.join("\n").into_bytes()),
-        ("loop", b"key /skydns/z/a {\"host\":\"b.z\"}\nkey /skydns/z/b {\"host\":\"a.z\",\"port\":1}".to_vec()),
+        (
+            "loop",
+            b"key /skydns/z/a {\"host\":\"b.z\"}\nkey /skydns/z/b {\"host\":\"a.z\",\"port\":1}".to_vec(),
+        ),
     ]
 }
 

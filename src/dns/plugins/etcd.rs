@@ -44,11 +44,12 @@
 //! - With a **PATH** of several parts, names of keys lack all of them; in CoreDNS only the first one.
 //! - The time that is left of a lease is read when it is seen first and then when it seems to be half over.
 //! - Of several equal addresses in different spellings one is answered.
+//! - Further lines of a block have further zones, and options of their own. CoreDNS ignores them.
 //! - Other classes than IN are refused.
 //!
 //! # Syntax
 //!
-//! Syntax: `etcd [ZONES...]`; it can be there once in a block. Options:
+//! Syntax: `etcd [ZONES...]`. Options:
 //!
 //! - `path PATH`: what the keys begin with, `/skydns` by default.
 //! - `endpoint URL...`: the servers of one cluster, `http://localhost:2379` by default; the port is 2379 if there is
@@ -127,18 +128,21 @@ struct Etcd {
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
-    let options::Options { zones, source, lease_ttls, fallthrough } = options::parse(setup)?;
-    let followed = setup.context.etcds.of(source);
     let staleness = setup.metrics::<Staleness>()?;
-    let began: Arc<OnceLock<Instant>> = Arc::default();
-    let (keys, begin) = (Arc::clone(&followed), Arc::clone(&began));
-    setup.add_task(move |_, stop| async move {
-        begin.get_or_init(Instant::now);
-        let activity = staleness.one_of(NAME);
-        keys.follow(activity, stop).await;
-    });
-    let places = Semaphore::new(MAX_WAITING);
-    setup.add_reusable(Etcd { followed, zones, lease_ttls, fallthrough, began, places });
+    for line in setup.lines {
+        let options::Options { zones, source, lease_ttls, fallthrough } = options::parse(line, setup)?;
+        let followed = setup.context.etcds.of(source);
+        let began: Arc<OnceLock<Instant>> = Arc::default();
+        let (keys, begin) = (Arc::clone(&followed), Arc::clone(&began));
+        let staleness = Arc::clone(&staleness);
+        setup.add_task(move |_, stop| async move {
+            begin.get_or_init(Instant::now);
+            let activity = staleness.one_of(NAME);
+            keys.follow(activity, stop).await;
+        });
+        let places = Semaphore::new(MAX_WAITING);
+        setup.add_reusable(Etcd { followed, zones, lease_ttls, fallthrough, began, places });
+    }
     Ok(())
 }
 
@@ -155,7 +159,7 @@ impl Plugin for Etcd {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
         if !self.followed.is_listed() && !self.wait().await {
-            let why = format!("etcd: {}", self.followed.failure().unwrap_or_default());
+            let why = self.followed.failure().unwrap_or_default();
             return Err(PluginError::servfail(why).with_ede(Ede::ETCD_NOT_READY));
         }
         let question = Question { zone, name: &name, qtype: request.query.query_type() };

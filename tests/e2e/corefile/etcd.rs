@@ -115,6 +115,10 @@ const RECORDS: &str = r#"
     bad.wrong.test nonsense
     good.wrong.test {"host":"10.2.2.2"}
 
+    myservice.example.test {"host":"10.0.0.10"}
+    1acbad7e.a-a.example.test {"text":"\"heritage=external-dns,external-dns/owner=default\"","targetstrip":1}
+    048b0377.a.example.test {"host":"172.18.0.2","ttl":0,"targetstrip":1,"owner":"default"}
+    2b981607.aa.example.test {"host":"2001:db8::1","targetstrip":1}
     4a1c0e83.nginx.example.test {"host":"192.0.2.80","text":"heritage=external-dns,external-dns/owner=default,external-dns/resource=ingress/default/nginx","ttl":60,"targetstrip":1}
     0b7733a1.nginx.example.test {"host":"192.0.2.81","ttl":60,"targetstrip":1}
     1c2d3e4f.a-nginx.example.test {"text":"\"heritage=external-dns,external-dns/owner=default\"","targetstrip":1}
@@ -229,6 +233,11 @@ const QUESTIONS: &str = "
     shortlease.skydns.test. A
     longlease.skydns.test. A
     ttllease.skydns.test. A
+    myservice.example.test. A
+    a.example.test. A
+    a.example.test. AAAA
+    a-a.example.test. TXT
+    aa.example.test. AAAA
     nginx.example.test. A
     nginx.example.test. TXT
     nginx.example.test. CNAME

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use super::compare::Group;
 use super::server::Program;
 use super::{
-    autopath, blocks, cache, etcd, forward, hosts, rewrite, small_plugins, stub_domains, template, tsig, zone_files,
+    autopath, blocks, cache, etcd, forward, hosts, rewrite, small_plugins, stub_domains, template, tsig,
+    zone_files,
 };
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -95,6 +96,11 @@ pub const EXPECTED: &[Expected] = &[
             ("etcd", "server1.prod.region1.skydns.test. SOA", "answer authority"),
             ("etcd", "doesnotexist.skydns.test. SOA", "rcode answer authority"),
         ],
+    },
+    Expected {
+        reason: "The address with an MX record of *etcd* belongs to its target, also with `targetstrip`. CoreDNS gives it \
+                 the name of the key.",
+        at: &[("etcd", "skydns.test. MX", "additional"), ("etcd", "mx4.skydns.test. MX", "additional")],
     },
     Expected {
         reason: "A key of *etcd* whose value can't be a record leaves other keys in place, and SERVFAIL for it has no \

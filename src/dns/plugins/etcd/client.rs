@@ -101,7 +101,9 @@ fn refusal_text(Refusal { code, message }: &Refusal) -> String {
         INVALID_ARGUMENT if message.contains("authentication failed") => ": see the option \"credentials\"",
         _ => "",
     };
-    format!("it refuses ({code}): {text}{remedy}")
+    // The end of a watch has a reason alone.
+    let code = if *code == 0 { String::new() } else { format!(" ({code})") };
+    format!("it refuses{code}: {text}{remedy}")
 }
 
 /// A connection to a server.

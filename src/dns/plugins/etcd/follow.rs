@@ -314,7 +314,10 @@ impl Session<'_> {
         index.write().replace(listing);
         self.activity.note();
         self.followed.is_listed.send_replace(true);
-        let (keys, left_out) = (index.read().len(), index.read().left_out());
+        let (keys, left_out) = {
+            let index = index.read();
+            (index.len(), index.left_out())
+        };
         let left_out = if left_out == 0 { String::new() } else { format!(", {left_out} of them left out") };
         let revision = progress.lock().known.map_or(0, |known| known.revision);
         info!(
@@ -459,5 +462,45 @@ async fn check(
             return Err(EtcdError::Missed);
         }
         differed = differs.then_some(known.revision);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::Name;
+    use secrecy::SecretString;
+
+    use super::*;
+    use crate::dns::plugins::etcd::gateway::KeyValue;
+
+    fn source(ports: &[u16], password: &str) -> Source {
+        let endpoint = |port: &u16| Endpoint { is_tls: false, host: "127.0.0.1".to_owned(), port: *port };
+        let password = SecretString::from(password.to_owned());
+        Source {
+            endpoints: ports.iter().map(endpoint).collect(),
+            range: KeyRange::new("/skydns", &[Name::root()]).unwrap(),
+            credentials: Some(Credentials { user: "dns".to_owned(), password }),
+            tls: None,
+            tls_files: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn keys_of_a_source_are_shared_and_replaced() {
+        let keys = FollowedKeys::default();
+        let first = keys.of(source(&[1, 2], "a"));
+        assert!(Arc::ptr_eq(&first, &keys.of(source(&[1, 2], "a"))));
+        assert!(!keys.of(source(&[1, 2], "b")).is_listed());
+        let found = KeyValue { key: b"/skydns/z".to_vec(), value: b"{}".to_vec(), ..KeyValue::default() };
+        first.index.write().put(&found, first.range()).unwrap();
+        first.is_listed.send_replace(true);
+        let with_new_password = keys.of(source(&[2, 3], "b"));
+        assert!(with_new_password.is_listed());
+        assert_eq!(with_new_password.index.read().len(), 1);
+        assert!(with_new_password.progress.lock().known.is_none(), "it lists the keys again");
+        assert!(!keys.of(source(&[4], "a")).is_listed(), "another etcd");
+        drop((first, with_new_password));
+        assert!(!keys.of(source(&[1, 2], "a")).is_listed());
+        assert!(!format!("{:?}", source(&[1], "hunter2")).contains("hunter2"));
     }
 }

@@ -42,8 +42,7 @@ struct Parsed {
     fallthrough: Option<ZoneSet>,
 }
 
-pub(super) fn parse(setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
-    let line = setup.only_line()?.clone();
+pub(super) fn parse(line: &Directive, setup: &mut Setup<'_>) -> Result<Options, CorefileError> {
     let zones = setup.zones_or_own(line.arguments())?;
     let mut parsed = Parsed {
         path: None,
@@ -182,7 +181,6 @@ mod tests {
     fn invalid_lines_are_rejected_with_their_position() {
         let url = "the URL of an etcd server, such as http://etcd:2379 or https://192.0.2.1:2379";
         for (lines, error) in [
-            ("etcd\netcd", "3:1: etcd can be there only once in a block, and it is on line 2 already".to_owned()),
             ("etcd {\nendpoint\n}", format!("3:1: endpoint needs {url}")),
             ("etcd {\nendpoint unix:///a\n}", format!("3:10: \"unix:///a\" isn't {url}")),
             (

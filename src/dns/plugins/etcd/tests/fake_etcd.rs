@@ -113,7 +113,9 @@ impl FakeEtcd {
 
     /// Sets the revision, as a restored backup does.
     pub(super) fn set_revision(&self, revision: u64) {
-        self.state.lock().revision = revision;
+        let mut state = self.state.lock();
+        state.revision = revision;
+        state.changes.retain(|(changed, _)| *changed <= revision);
     }
 
     /// Closes the connections of all watches.

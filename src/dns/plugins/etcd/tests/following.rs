@@ -126,6 +126,17 @@ async fn second_server_is_asked_when_the_first_is_away() {
 }
 
 #[tokio::test]
+async fn lines_of_a_block_have_zones_of_their_own() {
+    let (one, other) = (FakeEtcd::start().await, FakeEtcd::start().await);
+    one.put("/skydns/z/a", A);
+    other.put("/skydns/y/a", B);
+    let lines = format!("{}\n{}", one.lines(), other.lines().replace("etcd z", "etcd y"));
+    let (server, _stop, _tasks) = TestServer::running(&lines);
+    answers(&server, "a.z. A", "192.0.2.1").await;
+    answers(&server, "a.y. A", "192.0.2.2").await;
+}
+
+#[tokio::test]
 async fn user_gets_a_token() {
     let etcd = FakeEtcd::start().await;
     etcd.put("/skydns/z/a", A);
