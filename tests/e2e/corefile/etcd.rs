@@ -26,7 +26,8 @@ const COREFILE: &str = "
         forward . {$UPSTREAM}
     }";
 
-/// Names and values. Those of the first part are from CoreDNS's own tests.
+/// Names and values. Those of the first part are from CoreDNS's own tests. The provider *coredns* of ExternalDNS 0.22 has
+/// written the last part, with `OWNER`, but for the names `out` and `grouped`.
 const RECORDS: &str = r#"
     a.server1.dev.region1.skydns.test {"host":"dev.server1","port":8080}
     a.server1.prod.region1.skydns.test {"host":"10.0.0.1","port":8080}
@@ -116,18 +117,21 @@ const RECORDS: &str = r#"
     good.wrong.test {"host":"10.2.2.2"}
 
     myservice.example.test {"host":"10.0.0.10"}
-    1acbad7e.a-a.example.test {"text":"\"heritage=external-dns,external-dns/owner=default\"","targetstrip":1}
-    048b0377.a.example.test {"host":"172.18.0.2","ttl":0,"targetstrip":1,"owner":"default"}
-    2b981607.aa.example.test {"host":"2001:db8::1","targetstrip":1}
-    4a1c0e83.nginx.example.test {"host":"192.0.2.80","text":"heritage=external-dns,external-dns/owner=default,external-dns/resource=ingress/default/nginx","ttl":60,"targetstrip":1}
-    0b7733a1.nginx.example.test {"host":"192.0.2.81","ttl":60,"targetstrip":1}
-    1c2d3e4f.a-nginx.example.test {"text":"\"heritage=external-dns,external-dns/owner=default\"","targetstrip":1}
-    22aa33bb.cdn.example.test {"host":"b.example.org","targetstrip":1}
-    33aa33bb.cname-cdn.example.test {"text":"heritage=external-dns","targetstrip":1}
+    1b133ca0.a-nginx.example.test {"text":"OWNER","targetstrip":1}
+    3d7bf313.cdn.example.test {"host":"nginx.example.test","targetstrip":1}
+    7b6f06bb.cname-cdn.example.test {"text":"OWNER","targetstrip":1}
+    1f2cd7f0.nginx.example.test {"host":"172.18.0.2","text":"OWNER","ttl":60,"targetstrip":1}
+    5bbc07f7.nginx.example.test {"host":"172.18.0.3","ttl":60,"targetstrip":1}
+    26d38eac.v6.example.test {"host":"2001:db8::1","targetstrip":1}
+    2.0.18.172.in-addr.arpa {"host":"nginx.example.test"}
+    22aa33bb.out.example.test {"host":"b.example.org","targetstrip":1,"owner":"default"}
     44bb55cc.grouped.example.test {"host":"192.0.2.90","group":"blue","targetstrip":1}
     44bb55cd.grouped.example.test {"host":"192.0.2.91","group":"blue","targetstrip":1}
-    2.0.26.172.in-addr.arpa {"host":"nginx.example.test","text":"heritage=external-dns"}
 "#;
+
+/// The text that ExternalDNS has about the owner of a record.
+const OWNER: &str =
+    r#"\"heritage=external-dns,external-dns/owner=default,external-dns/resource=service/default/nginx\""#;
 
 const QUESTIONS: &str = "
     a.server1.dev.region1.skydns.test. SRV
@@ -234,21 +238,22 @@ const QUESTIONS: &str = "
     longlease.skydns.test. A
     ttllease.skydns.test. A
     myservice.example.test. A
-    a.example.test. A
-    a.example.test. AAAA
-    a-a.example.test. TXT
-    aa.example.test. AAAA
     nginx.example.test. A
     nginx.example.test. TXT
     nginx.example.test. CNAME
     nginx.example.test. SRV
     a-nginx.example.test. TXT
     a-nginx.example.test. A
+    v6.example.test. AAAA
+    v6.example.test. SRV
     cdn.example.test. A
     cdn.example.test. AAAA
+    cdn.example.test. SRV
     cname-cdn.example.test. TXT
+    out.example.test. A
+    out.example.test. AAAA
     grouped.example.test. A
-    2.0.26.172.in-addr.arpa. PTR
+    2.0.18.172.in-addr.arpa. PTR
     empty.test. A
     empty.test. NS
     void.test. A
@@ -268,7 +273,7 @@ fn write_records(etcd: &EtcdServer) {
     let (large, whole) = ("0".repeat(600), "0".repeat(510));
     for line in RECORDS.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (name, value) = line.split_once(' ').unwrap();
-        let value = value.replace("LARGE", &large).replace("WHOLE", &whole);
+        let value = value.replace("LARGE", &large).replace("WHOLE", &whole).replace("OWNER", OWNER);
         etcd.write(&[(&key(name), Some(&value))]);
     }
     for (name, seconds, value) in [

@@ -59,6 +59,8 @@ pub struct Followed {
     is_listed: watch::Sender<bool>,
     /// The text about the last try, if it failed.
     failure: Mutex<Option<String>>,
+    /// The server that has sent the keys, or their changes.
+    watched: Mutex<Option<Endpoint>>,
     key_lines: Mutex<LineLimit>,
     /// Held by the task that follows the keys: several blocks may have them.
     state: tokio::sync::Mutex<State>,
@@ -141,6 +143,7 @@ impl FollowedKeys {
             is_listed: watch::Sender::new(former.is_some()),
             source,
             failure: Mutex::default(),
+            watched: Mutex::default(),
             key_lines: Mutex::new(LineLimit::new(KEY_LINES)),
             state: tokio::sync::Mutex::new(State { endpoint: 0, lines: LineLimit::new(FAILURE_LINES) }),
             progress: Mutex::default(),
@@ -233,7 +236,8 @@ impl Followed {
 
     /// Notes that a server answers and its watch goes on.
     fn answered(&self, endpoint: &Endpoint) {
-        if self.failure.lock().take().is_some() {
+        let before = self.watched.lock().replace(endpoint.clone());
+        if self.failure.lock().take().is_some() || before.is_some_and(|before| before != *endpoint) {
             info!("etcd {}: {endpoint} answers", self.range().base());
         }
     }
