@@ -137,8 +137,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let staleness = Arc::clone(&staleness);
         setup.add_task(move |_, stop| async move {
             begin.get_or_init(Instant::now);
-            let activity = staleness.one_of(NAME);
-            keys.follow(activity, stop).await;
+            keys.follow(staleness, stop).await;
         });
         let places = Semaphore::new(MAX_WAITING);
         setup.add_reusable(Etcd { followed, zones, lease_ttls, fallthrough, began, places });

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::client::{Connection, Credentials, Endpoint, EtcdError, UNAUTHENTICATED};
 use super::gateway::{EventType, Header, LeaseTime, Page, WatchAnswer};
 use super::index::{Index, KeyError, KeyRange, Listing, Problem};
-use crate::metrics::staleness::LastActivity;
+use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::line_limit::LineLimit;
 
 /// The number of keys that are asked for at once.
@@ -184,9 +184,11 @@ impl Followed {
     }
 
     /// Follows the keys until `stop` is cancelled.
-    pub async fn follow(self: Arc<Self>, activity: Arc<LastActivity>, stop: CancellationToken) {
+    pub async fn follow(self: Arc<Self>, staleness: Arc<Staleness>, stop: CancellationToken) {
         let endless = async {
             let mut state = self.state.lock().await;
+            // Other blocks that have the keys only wait.
+            let activity = staleness.one_of("etcd");
             let (first, longest) = PAUSES;
             let builder =
                 ExponentialBuilder::default().with_min_delay(first).with_max_delay(longest).with_jitter();
