@@ -25,7 +25,7 @@
 //! grpc_server, https, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed,
 //! prometheus, errors, log, dnstap, local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients,
 //! cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file,
-//! auto, secondary, loop, forward, grpc, erratic, whoami.
+//! auto, secondary, etcd, loop, forward, grpc, erratic, whoami.
 
 pub mod lb_linker;
 mod response_type;
@@ -49,6 +49,7 @@ mod dns64;
 pub mod dnstap;
 mod erratic;
 mod errors;
+pub mod etcd;
 mod file;
 mod forward;
 pub mod geoip;
@@ -159,7 +160,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("file", Some(file::set_up)),
     ("auto", Some(auto::set_up)),
     ("secondary", Some(secondary::set_up)),
-    ("etcd", None),
+    ("etcd", Some(etcd::set_up)),
     ("loop", Some(r#loop::set_up)),
     ("forward", Some(forward::set_up)),
     ("grpc", Some(grpc::set_up)),

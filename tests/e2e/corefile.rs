@@ -25,6 +25,7 @@ mod cluster_names;
 mod cluster_stubs;
 mod corpus;
 mod dnstap;
+mod etcd;
 mod forward;
 mod generated_zones;
 mod geoip;

@@ -24,6 +24,7 @@ mod deploy;
 mod dns_endpoints;
 mod docs;
 mod environment;
+mod etcd;
 mod events;
 
 mod failover;

@@ -1,7 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
 //! results for mutated bodies of gRPC, streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and
 //! *template*, zone files, zone transfers, signed messages, PROXY headers, files with keys, control frames of dnstap,
-//! databases of geoip, manifests, answers of the API server, and snapshots.
+//! databases of geoip, manifests, answers of the API server, keys of etcd, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -14,6 +14,7 @@
 mod connection;
 mod corefile;
 mod dnstap;
+mod etcd;
 mod geoip;
 mod grpc;
 mod https;
@@ -69,6 +70,7 @@ const PROXY_HEADERS: Kind = Kind { name: "PROXY headers", full: 2_000_000, short
 const KEY_FILES: Kind = Kind { name: "files with keys", full: 2_000_000, short: 10_000 };
 const FRAMES: Kind = Kind { name: "control frames of dnstap", full: 2_000_000, short: 100_000 };
 const DATABASES: Kind = Kind { name: "databases of geoip", full: 2_000_000, short: 50_000 };
+const ETCD: Kind = Kind { name: "keys of etcd", full: 2_000_000, short: 30_000 };
 const ZONES: Kind = Kind { name: "zone files", full: 2_000_000, short: 10_000 };
 /// The resident memory may grow by 10 % and by this much between a tenth of the inputs and the last one: the allocator
 /// has buffers.
@@ -432,6 +434,16 @@ fn mutated_databases_are_read_or_refused() {
     assert_mixed(&tally, DATABASES, &["labels", "damaged", "wrong", "another type"]);
 }
 
+#[test]
+fn mutated_keys_of_etcd_are_answered_or_left_out() {
+    for (name, seed) in seeds::etcd() {
+        assert_eq!(etcd::try_keys(&seed), Ok("records"), "{name}");
+    }
+    let start = || |bytes: &[u8], _: usize| etcd::try_keys(bytes).map(str::to_owned);
+    let tally = try_all(seeds::etcd(), ETCD, start);
+    assert_mixed(&tally, ETCD, &["no keys", "no records", "records"]);
+}
+
 /// The fuzz targets start with the same seeds; `LB_LINKER_WRITE_SEEDS=1` writes their files.
 #[test]
 fn fuzz_seeds_are_up_to_date() {
@@ -443,6 +455,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("grpc", owned(grpc::seeds())),
         ("dnstap", owned(dnstap::seeds())),
         ("geoip", owned(mmdb::seeds())),
+        ("etcd", owned(seeds::etcd())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),

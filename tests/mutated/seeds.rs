@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use data_encoding::BASE64;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 use hickory_proto::rr::rdata::{self, CNAME, NS, NULL, SOA};
@@ -254,6 +255,41 @@ fn other_messages() -> Vec<Seed> {
 }
 
 /// Returns files with keys.
+/// Returns answers of etcd, and keys.
+pub fn etcd() -> Vec<Seed> {
+    let pair = |key: &str, value: &str| {
+        let [key, value] = [key, value].map(|text| BASE64.encode(text.as_bytes()));
+        format!(
+            r#"{{"key":"{key}","create_revision":"7","mod_revision":"7","version":"1","value":"{value}","lease":"99"}}"#
+        )
+    };
+    let header =
+        r#""header":{"cluster_id":"14841639068965178418","member_id":"1","revision":"9","raft_term":"2"}"#;
+    let (a, b) = (pair("/skydns/z/a", r#"{"host":"192.0.2.1"}"#), pair("/skydns/z/b", r#"{"host":"a.z"}"#));
+    let page = format!(r#"{{{header},"kvs":[{a},{b}],"more":false,"count":"2"}}"#);
+    let events = format!(r#"{{"kv":{a}}},{{"kv":{b}}},{{"type":"DELETE","kv":{b}}}"#);
+    let change = format!(r#"{{"result":{{{header},"events":[{events}],"fragment":true}}}}"#);
+    let values = [
+        r#"key /skydns/z/w/a {"host":"192.0.2.1","ttl":60,"targetstrip":1}"#,
+        r#"key /skydns/z/w/b {"host":"2001:db8::1","port":80,"priority":5,"weight":7,"group":"g"}"#,
+        r#"key /skydns/z/w/t {"text":"a text of \\065 words","group":"h"}"#,
+        r#"key /skydns/z/m {"Host":"mail.example.","MAIL":true,"port":-1}"#,
+        r#"key /skydns/z/dns/ns/n {"host":"192.0.2.53","targetstrip":2}"#,
+        r#"key /skydns/z/dns/apex {"host":"192.0.2.9"}"#,
+        r#"key /skydns/z/l {"host":"m.z"}"#,
+        r#"key /skydns/z/any/* {"host":null,"text":"x"}"#,
+    ];
+    vec![
+        ("page", page.clone().into_bytes()),
+        ("watch", format!("{page}\n{change}").into_bytes()),
+        ("values", values.join("\n").into_bytes()),
+        (
+            "loop",
+            b"key /skydns/z/a {\"host\":\"b.z\"}\nkey /skydns/z/b {\"host\":\"a.z\",\"port\":1}".to_vec(),
+        ),
+    ]
+}
+
 pub fn key_files() -> Vec<Seed> {
     let bind = format!("key \"xfr.example\" {{\n\talgorithm hmac-sha256;\n\tsecret \"{SECRET}\";\n}};\n");
     let several =

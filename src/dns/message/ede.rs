@@ -22,6 +22,8 @@ impl Ede {
     /// The cluster's objects aren't known yet.
     pub const CLUSTER_NOT_READY: Self =
         Self { code: 14, text: "waiting for the first lists of the cluster's objects" };
+    /// The keys of *etcd* aren't known yet.
+    pub const ETCD_NOT_READY: Self = Self { code: 14, text: "waiting for the first list of etcd's keys" };
     /// The target's name can't be resolved because no upstream answers.
     pub const NO_UPSTREAM: Self = Self { code: 22, text: "no upstream has answered" };
     /// An upstream's answer by UDP is truncated, and it gives no whole one by TCP (RFC 8914 section 4.24).

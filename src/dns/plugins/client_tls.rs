@@ -1,4 +1,4 @@
-//! The options for TLS to upstreams of *forward* and *grpc*.
+//! The options of plugins that ask servers by TLS: CAs, the client's certificate, and the name in the servers'.
 
 use std::path::Path;
 
@@ -11,11 +11,12 @@ use crate::dns::corefile::{CorefileError, Directive, Token};
 use crate::dns::upstream::endpoint::TlsClient;
 use crate::dns::upstream::tls::{ConnectorError, connector, http2_connector, root_certificates};
 
-/// The TLS options for all upstreams of a line.
-#[derive(Default)]
+/// The TLS options for all servers of a line.
+#[derive(Clone, Default)]
 pub(super) struct ClientTls {
     name: Option<(ServerName<'static>, String)>,
-    roots: Option<RootCertStore>,
+    /// The certificates of the CAs; `None` for those of the system.
+    ca: Option<Pem>,
     /// The client certificate and its key.
     identity: Option<(Pem, Pem)>,
 }
@@ -36,14 +37,26 @@ impl ClientTls {
             [ca] => (None, Some(ca)),
             [certificate, key, ca @ ..] => (Some((certificate.clone(), key.clone())), ca.first()),
         };
-        let roots = ca.map(|ca| root_certificates(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
-        self.roots = roots.transpose()?;
-        self.identity = identity;
-        // Report errors in the files even if no upstream uses TLS.
-        if self.identity.is_some() {
-            self.connector(&line.tokens[0])?;
+        (self.ca, self.identity) = (ca.cloned(), identity);
+        // Report errors in the files even if no server is asked by TLS.
+        match &self.identity {
+            Some(_) => self.connector(&line.tokens[0]).map(drop),
+            None => self.roots().map(drop),
         }
-        Ok(())
+    }
+
+    /// Returns the contents of the files.
+    pub(super) fn contents(&self) -> Vec<Vec<u8>> {
+        let identity = self.identity.iter().flat_map(|(certificate, key)| [certificate, key]);
+        self.ca.iter().chain(identity).map(|pem| pem.bytes.clone()).collect()
+    }
+
+    fn roots(&self) -> Result<Option<RootCertStore>, CorefileError> {
+        let roots = self
+            .ca
+            .as_ref()
+            .map(|ca| root_certificates(&ca.bytes).map_err(|error| ca.word.error(ca.wrong(error))));
+        roots.transpose()
     }
 
     /// Parses `tls_servername NAME`.
@@ -94,10 +107,11 @@ impl ClientTls {
         Ok((TlsClient { connector: http2_connector(&connector), name }, host))
     }
 
-    fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
+    /// Returns the connector. `word` is the place of errors that no file has.
+    pub(super) fn connector(&self, word: &Token) -> Result<TlsConnector, CorefileError> {
         let identity = self.identity.as_ref();
         let bytes = identity.map(|(certificate, key)| (&*certificate.bytes, &*key.bytes));
-        connector(self.roots.clone(), bytes).map_err(|error| match (error, identity) {
+        connector(self.roots()?, bytes).map_err(|error| match (error, identity) {
             (ConnectorError::Certificate(error), Some((certificate, _))) => {
                 certificate.word.error(certificate.wrong(error))
             }

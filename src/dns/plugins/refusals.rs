@@ -9,7 +9,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("azure", "isn't supported; forward the zone to Azure's resolver, 168.63.129.16"),
     ("clouddns", "isn't supported; forward the zone to Google Cloud's resolver, 169.254.169.254"),
     ("dnssec", "isn't supported; sign the zone's file, for example with ldns-signzone"),
-    ("etcd", "isn't supported yet; forward the zone to a CoreDNS that has it"),
     (
         "https3",
         "isn't supported yet; serve https:// or quic://, or put a proxy such as dnsdist before this server",

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use super::compare::Group;
 use super::server::Program;
 use super::{
-    autopath, blocks, cache, forward, hosts, proxyproto, rewrite, small_plugins, stub_domains, template,
-    tsig, zone_files,
+    autopath, blocks, cache, etcd, forward, hosts, proxyproto, rewrite, small_plugins, stub_domains,
+    template, tsig, zone_files,
 };
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -77,6 +77,39 @@ pub const EXPECTED: &[Expected] = &[
         reason: "A signed answer by UDP is no longer than the client takes. CoreDNS adds the signature to an \
                  answer that may have that length already.",
         at: &[("tsig", "big.example.org. A key=xfr.test.", "answer")],
+    },
+    Expected {
+        reason: "A name with keys of *etcd* at or below its path exists, also without a key that has CNAME or PTR \
+                 records, and so does the zone (RFC 8020). CoreDNS answers NXDOMAIN.",
+        at: &[
+            ("etcd", "server1.prod.region1.skydns.test. CNAME", "rcode"),
+            ("etcd", "server1.prod.region1.skydns.test. PTR", "rcode"),
+            ("etcd", "nginx.example.test. CNAME", "rcode"),
+            ("etcd", "skydns.test. CNAME", "rcode"),
+            ("etcd", "skydns_zonea.test. NS", "rcode"),
+            ("etcd", "void.test. *", "rcode"),
+        ],
+    },
+    Expected {
+        reason: "In a zone of *etcd* only the zone has an SOA record. CoreDNS answers with it for every name, also \
+                 for one that doesn't exist.",
+        at: &[
+            ("etcd", "server1.prod.region1.skydns.test. SOA", "answer authority"),
+            ("etcd", "doesnotexist.skydns.test. SOA", "rcode answer authority"),
+        ],
+    },
+    Expected {
+        reason: "The address with an MX record of *etcd* belongs to its target, also with `targetstrip`. CoreDNS gives it \
+                 the name of the key.",
+        at: &[("etcd", "skydns.test. MX", "additional"), ("etcd", "mx4.skydns.test. MX", "additional")],
+    },
+    Expected {
+        reason: "A key of *etcd* whose value can't be a record leaves other keys in place, and SERVFAIL for it has no \
+                 SOA record. CoreDNS fails for all names above it.",
+        at: &[
+            ("etcd", "wrong.test. A", "rcode answer authority"),
+            ("etcd", "bad.wrong.test. A", "flags authority"),
+        ],
     },
     Expected {
         reason: "An extended error is sent only to clients that sent EDNS (RFC 6891 section 7). CoreDNS \
@@ -459,8 +492,9 @@ fn every_expected_difference_names_an_existing_group() {
         zone_files::GROUPS,
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();
-    let names: BTreeSet<&str> = groups.iter().copied().chain(["metrics", "log", "dnstap", "geoip"]).collect();
-    assert_eq!(names.len(), groups.len() + 4, "two groups have the same name");
+    let names: BTreeSet<&str> =
+        groups.iter().copied().chain(["metrics", "log", "dnstap", "geoip", etcd::GROUP]).collect();
+    assert_eq!(names.len(), groups.len() + 5, "two groups have the same name");
     for (_, (group, _, _)) in all() {
         assert!(names.contains(group), "{group}");
     }

@@ -1,0 +1,4 @@
+mod answers;
+mod fake_etcd;
+mod following;
+mod hostile;
