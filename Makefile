@@ -8,7 +8,7 @@ RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := corefile https keys manifest question reply rules snapshot stream transfer tsig watch zone
+FUZZ_TARGETS := corefile expression https keys manifest question reply rules snapshot stream transfer tsig watch zone
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

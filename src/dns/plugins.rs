@@ -24,7 +24,7 @@
 //! Plugins have a fixed order, whatever the order of the lines: root, metadata, cancel, https, timeouts, multisocket,
 //! reload, nsid, bufsize, bind, debug, ready, health, pprof, shed, prometheus, errors, log, local, dns64, any, chaos,
 //! loadbalance, tsig, rewrite, autopath, acl, clients, cache, header, tls, minimal, template, transfer, hosts, lb_linker,
-//! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami.
+//! k8s_gateway, k8s_external, kubernetes, file, auto, secondary, loop, forward, erratic, whoami, view.
 
 pub mod lb_linker;
 mod response_type;
@@ -80,6 +80,7 @@ mod tls;
 mod transfer;
 mod tsig;
 pub(crate) mod ttl_limits;
+mod view;
 mod whoami;
 
 use hickory_proto::rr::Name;
@@ -159,7 +160,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("whoami", Some(whoami::set_up)),
     ("on", None),
     ("sign", None),
-    ("view", None),
+    ("view", Some(view::set_up)),
     ("nomad", None),
 ];
 

@@ -1,6 +1,6 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
-//! results for mutated replies of upstreams, Corefiles, rules of *rewrite* and *template*, zone files, zone transfers,
-//! signed messages, files with keys, manifests, answers of the API server, and snapshots.
+//! results for mutated replies of upstreams, Corefiles, rules of *rewrite* and *template*, expressions of *view*, zone
+//! files, zone transfers, signed messages, files with keys, manifests, answers of the API server, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -12,6 +12,7 @@
 
 mod connection;
 mod corefile;
+mod expression;
 mod https;
 mod key_file;
 mod links;
@@ -51,6 +52,7 @@ const STREAMS: Kind = Kind { name: "TCP connections", full: 500_000, short: 20_0
 const HTTPS: Kind = Kind { name: "connections for DNS over HTTPS", full: 2_000_000, short: 20_000 };
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
+const EXPRESSIONS: Kind = Kind { name: "expressions of view", full: 2_000_000, short: 20_000 };
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
@@ -297,6 +299,21 @@ fn mutated_rules_give_valid_answers() {
 }
 
 #[test]
+fn mutated_expressions_decide_or_are_refused() {
+    let expressions = expression::Expressions::start();
+    for (name, seed) in seeds::expressions() {
+        let found = expressions.try_expression(&seed);
+        assert!(matches!(found, Ok("true" | "false" | "failed")), "{name}: {found:?}");
+    }
+    let start = || {
+        let expressions = expression::Expressions::start();
+        move |bytes: &[u8], _: usize| expressions.try_expression(bytes).map(str::to_owned)
+    };
+    let tally = try_all(seeds::expressions(), EXPRESSIONS, start);
+    assert_mixed(&tally, EXPRESSIONS, &["wrong", "true", "false", "failed"]);
+}
+
+#[test]
 fn mutated_manifest_is_valid_or_fails_with_a_position() {
     let start = || {
         let links = links::Links::start();
@@ -384,6 +401,7 @@ fn fuzz_seeds_are_up_to_date() {
         seeds.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
     };
     let all = [
+        ("expression", owned(seeds::expressions())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),

@@ -5,8 +5,11 @@ use std::fmt;
 /// The upstream that was asked last, as address and port.
 pub(crate) const UPSTREAM: &str = "forward/upstream";
 
+/// The name of the view of the block that answers.
+pub(crate) const VIEW: &str = "view/name";
+
 /// All labels that may have a value.
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 12] = [
     UPSTREAM,
     "kubernetes/client-namespace",
     "kubernetes/client-pod-name",
@@ -18,6 +21,7 @@ const KNOWN: [&str; 11] = [
     "kubernetes/protocol",
     "kubernetes/service",
     "kubernetes/zone",
+    VIEW,
 ];
 
 /// The labels of a request, except `forward/upstream`, as a function that looks a value up.

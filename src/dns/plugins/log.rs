@@ -54,8 +54,8 @@ use async_trait::async_trait;
 use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
-use super::kubernetes;
 use super::setup::{BlockBuilder, Setup};
+use super::{kubernetes, view};
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -107,7 +107,10 @@ fn rule(line: &Directive, block: &[Directive], builder: &mut BlockBuilder) -> Re
             let format = Format::parse(&word.text);
             let has_metadata = !builder.labeled.all().is_empty();
             let warning = format.metadata().find_map(|label| {
-                labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, block))
+                let missing = |label: &str| {
+                    kubernetes::missing_for(label, block).or_else(|| view::missing_for(label, block))
+                };
+                labels::warning(label, has_metadata, missing)
             });
             builder.warnings.extend(warning.map(|warning| word.error(warning)));
             format

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use super::compare::Group;
 use super::server::Program;
 use super::{
-    autopath, blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, tsig, zone_files,
+    autopath, blocks, cache, forward, hosts, rewrite, small_plugins, stub_domains, template, tsig, views,
+    zone_files,
 };
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -410,7 +411,7 @@ fn star_in_a_pattern_matches_any_text() {
 
 #[test]
 fn every_expected_difference_names_an_existing_group() {
-    let modules: [&[Group]; 11] = [
+    let modules: [&[Group]; 12] = [
         autopath::GROUPS,
         blocks::GROUPS,
         cache::GROUPS,
@@ -421,6 +422,7 @@ fn every_expected_difference_names_an_existing_group() {
         stub_domains::GROUPS,
         template::GROUPS,
         tsig::GROUPS,
+        views::GROUPS,
         zone_files::GROUPS,
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();

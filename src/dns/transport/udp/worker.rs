@@ -246,29 +246,28 @@ impl Worker {
                 self.enqueue(backlog, false, QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
-            let length =
-                match response_cache.answer(question, unmapped(peer.address).ip(), server.number(), now, out)
-                {
-                    Ok(length) => {
-                        repeated += 1;
-                        Some(length)
-                    }
-                    Err(Miss::Outdated) => {
-                        computed += 1;
-                        let begun = Instant::now();
-                        let length = self.answer_anew(question, peer, response_cache, backlog, out);
-                        anew += begun.elapsed();
-                        length
-                    }
-                    Err(Miss::NotCached) => {
-                        computed += 1;
-                        let key = response_cache.key_to_keep().map(Box::from);
-                        let is_about_own_names = server.asks_about_own_names(question);
-                        let message = QueryProgress::Message(question.to_vec());
-                        self.enqueue(backlog, is_about_own_names, message, peer, key);
-                        None
-                    }
-                };
+            let of = self.handler.number(&server, question, peer.address, peer.local, Protocol::Udp);
+            let length = match response_cache.answer(question, unmapped(peer.address).ip(), of, now, out) {
+                Ok(length) => {
+                    repeated += 1;
+                    Some(length)
+                }
+                Err(Miss::Outdated) => {
+                    computed += 1;
+                    let begun = Instant::now();
+                    let length = self.answer_anew(question, peer, response_cache, backlog, out);
+                    anew += begun.elapsed();
+                    length
+                }
+                Err(Miss::NotCached) => {
+                    computed += 1;
+                    let key = response_cache.key_to_keep().map(Box::from);
+                    let is_about_own_names = server.asks_about_own_names(question);
+                    let message = QueryProgress::Message(question.to_vec());
+                    self.enqueue(backlog, is_about_own_names, message, peer, key);
+                    None
+                }
+            };
             if let Some(length) = length {
                 batch.answer(at, peer.local, length);
             }

@@ -167,10 +167,11 @@ async fn answer_query(
 /// Returns the answer from the response cache of this thread, or else the key under which the answer should be kept.
 fn answer_known(activity: &Activity, message: &[u8]) -> Result<Vec<u8>, Option<Box<[u8]>>> {
     let client = unmapped(activity.client).ip();
-    let server = activity.handler.server.load().number();
+    let Activity { handler, client: address, local, .. } = activity;
+    let of = handler.number(&handler.server.load(), message, *address, *local, Protocol::Https);
     let now = Instant::now();
     with_thread_cache(|ThreadCache { response_cache, out }| {
-        let answered = response_cache.answer(message, client, server, now, out);
+        let answered = response_cache.answer(message, client, of, now, out);
         let length = answered.map_err(|_| response_cache.key_to_keep().map(Box::from))?;
         response_cache.set_hit_duration(now.elapsed());
         Ok(out[..length].to_vec())
