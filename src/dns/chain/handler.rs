@@ -87,8 +87,8 @@ impl Handler {
     }
 
     /// Returns the number under which the response cache keeps the answer to a client's message, for
-    /// [`ResponseCache::answer`](crate::dns::response_cache::ResponseCache::answer). On a server with views, the message
-    /// decides on the block that answers.
+    /// [`ResponseCache::answer`](crate::dns::response_cache::ResponseCache::answer). On a server with views, the
+    /// message decides on the block that answers.
     #[must_use]
     pub fn number(
         &self,

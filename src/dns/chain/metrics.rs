@@ -141,8 +141,8 @@ impl ServerMetrics {
     }
 
     /// Returns the counters for the queries of a server in a zone and a view, whose name is empty for a block without
-    /// one. The zone `dropped` stands for queries that reach no plugin: outside all blocks, or of a type or class that is
-    /// never answered.
+    /// one. The zone `dropped` stands for queries that reach no plugin: outside all blocks, or of a type or class that
+    /// is never answered.
     #[must_use]
     pub fn zone_metrics(&self, server: &str, zone: &str, view: &str) -> Arc<ZoneMetrics> {
         let labels = [server, zone, view].map(str::to_owned);

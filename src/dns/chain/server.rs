@@ -318,8 +318,9 @@ impl Server {
     }
 
     /// Looks up the target of a CNAME that a plugin adds to an answer, for the same purpose. The result isn't cacheable
-    /// if it may differ between clients, because `cache` shares answers between all clients, and isn't reusable if a view
-    /// may decide on it. Returns `None` as [`Self::look_up`], and after `MAX_ALIAS_LOOKUPS` look-ups for the client's query.
+    /// if it may differ between clients, because `cache` shares answers between all clients, and isn't reusable if a
+    /// view may decide on it. Returns `None` as [`Self::look_up`], and after `MAX_ALIAS_LOOKUPS` look-ups for the
+    /// client's query.
     pub async fn look_up_alias(outer: &Request, query: Query) -> Option<Reply> {
         let tries = outer.alias_look_up_tries.get_or_init(Arc::default);
         if tries.fetch_add(1, Ordering::Relaxed) >= MAX_ALIAS_LOOKUPS {
@@ -490,8 +491,8 @@ impl Server {
         self.find(name, qtype, |served| served.is_in(view))
     }
 
-    /// Returns the first suitable block with the longest zone that contains a name, but for the DS record of a zone that
-    /// of a zone above it.
+    /// Returns the first suitable block with the longest zone that contains a name, but for the DS record of a zone
+    /// that of a zone above it.
     fn find(
         &self,
         name: &Name,
@@ -536,7 +537,8 @@ impl Server {
 // === impl ServerBlock ===
 
 impl ServerBlock {
-    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers either.
+    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers
+    /// either.
     fn exchange(&self) -> Option<Arc<Self>> {
         if !self.has(ANSWERS_TRANSFERS) && !self.has(ANSWERS_NOTIFY) {
             return None;
@@ -573,8 +575,8 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns the plugin that answers a zone transfer or a NOTIFY (RFC 1996), and the rcode of a block without it; `None` for
-/// other requests.
+/// Returns the plugin that answers a zone transfer or a NOTIFY (RFC 1996), and the rcode of a block without it; `None`
+/// for other requests.
 fn exchange_plugin(request: &Request) -> Option<(&'static str, ResponseCode)> {
     if request.metadata.op_code == OpCode::Notify {
         return Some((ANSWERS_NOTIFY, ResponseCode::NotImp));

@@ -6,31 +6,33 @@
 //! # Description
 //!
 //! Blocks may share a zone and a port if at most one of them has no *view*. Of the blocks with the longest zone that
-//! contains the queried name, the first one in the Corefile answers that has no *view*, or whose expressions are all true.
-//! If there is none, the blocks of the next shorter zone are tried. The query is refused if no block is left. So the block
-//! without a *view* comes last; a warning names blocks behind it. A *view* without expressions has all queries.
+//! contains the queried name, the first one in the Corefile answers that has no *view*, or whose expressions are all
+//! true. If there is none, the blocks of the next shorter zone are tried. The query is refused if no block is left. So
+//! the block without a *view* comes last; a warning names blocks behind it. A *view* without expressions has all
+//! queries.
 //!
 //! Each *view* has a cache of its own. Its name is the label `view` of the metrics, and the label `view/name` of
 //! *metadata*, for example `{/view/name}` in a format of *log*.
 //!
-//! The look-up of a CNAME's target for a client, for example by *file* or *template*, goes through the blocks like a query
-//! of this client, but with the target's name and the same type; such an answer isn't kept if a block for the target has a
-//! *view*. Targets of links of *lb_linker* and *k8s_gateway*, which clients share, stay in their *view*: they are looked up
-//! in blocks with a *view* of the same name, or in blocks without one. A zone transfer comes from the block that has the
-//! query; NOTIFY is sent by each block. If all blocks of a port have the same *view*, lb-linker's own look-ups go there.
+//! The look-up of a CNAME's target for a client, for example by *file* or *template*, goes through the blocks like a
+//! query of this client, but with the target's name and the same type; such an answer isn't kept if a block for the
+//! target has a *view*. Targets of links of *lb_linker* and *k8s_gateway*, which clients share, stay in their *view*:
+//! they are looked up in blocks with a *view* of the same name, or in blocks without one. A zone transfer comes from
+//! the block that has the query; NOTIFY is sent by each block. If all blocks of a port have the same *view*,
+//! lb-linker's own look-ups go there.
 //!
 //! # Syntax
 //!
 //! Syntax: `view NAME`, and in braces lines with `expr EXPRESSION`. **EXPRESSION** is a subset of the language of
 //! [expr](https://expr-lang.org/docs/language-definition), with 10000 bytes and 64 levels of nesting at most:
 //!
-//! - strings in `'`, `"` or `` ` ``, with escapes such as `\\` and `\u00e9`, but not in `` ` ``; whole numbers such as 53
-//!   or 0x35; `true` and `false`
+//! - strings in `'`, `"` or `` ` ``, with escapes such as `\\` and `\u00e9`, but not in `` ` ``; whole numbers such as
+//!   53 or 0x35; `true` and `false`
 //! - `==` and `!=` between values of one type, `<`, `>`, `<=` and `>=` between strings or numbers
 //! - `&&` or `and`, `||` or `or`, `!` or `not`, `CONDITION ? VALUE : VALUE`, and parentheses
 //! - `in` with a list, as in `type() in ['A', 'AAAA']`; `not in` negates it, as `not` does with the words below
-//! - `contains`, `startsWith` and `endsWith` between strings; `matches` with a **REGEXP** in quotes, of which a backslash
-//!   is written twice
+//! - `contains`, `startsWith` and `endsWith` between strings; `matches` with a **REGEXP** in quotes, of which a
+//!   backslash is written twice
 //!
 //! | function | value |
 //! |---|---|
@@ -45,10 +47,11 @@
 //!
 //! If a value from *metadata* is no address or no network for `incidr`, the query isn't one of the *view*.
 //!
-//! Differences from CoreDNS: an expression that isn't a boolean is an error, and so is a constant for `incidr` that isn't
-//! an address or a network; CoreDNS's *view* then has no queries. Other operators and functions of expr, arithmetic, numbers
-//! with a point, maps, `let`, `if`, comments, a pattern of `matches` that isn't a constant, and an empty name of a *view* are
-//! rejected. `client_ip()` has no zone such as `%eth0`. `metadata` knows no label of the blocks before.
+//! Differences from CoreDNS: an expression that isn't a boolean is an error, and so is a constant for `incidr` that
+//! isn't an address or a network; CoreDNS's *view* then has no queries. Other operators and functions of expr,
+//! arithmetic, numbers with a point, maps, `let`, `if`, comments, a pattern of `matches` that isn't a constant, and an
+//! empty name of a *view* are rejected. `client_ip()` has no zone such as `%eth0`. `metadata` knows no label of the
+//! blocks before.
 //!
 //! # Examples
 //!
