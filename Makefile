@@ -8,7 +8,8 @@ RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS := 60
-FUZZ_TARGETS := corefile grpc https keys manifest question quic reply rules snapshot stream transfer tsig watch zone
+FUZZ_TARGETS := corefile dnstap etcd expression geoip grpc https keys manifest proxy question quic reply rules snapshot \
+    stream transfer tsig watch zone
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

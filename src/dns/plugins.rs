@@ -25,7 +25,7 @@
 //! grpc_server, https, timeouts, multisocket, reload, nsid, bufsize, bind, debug, ready, health, pprof, shed,
 //! prometheus, errors, log, dnstap, local, dns64, any, chaos, loadbalance, tsig, rewrite, autopath, acl, clients,
 //! cache, header, tls, minimal, template, transfer, hosts, lb_linker, k8s_gateway, k8s_external, kubernetes, file,
-//! auto, secondary, etcd, loop, forward, grpc, erratic, whoami.
+//! auto, secondary, etcd, loop, forward, grpc, erratic, whoami, view.
 
 pub mod lb_linker;
 mod response_type;
@@ -89,6 +89,7 @@ mod tls;
 mod transfer;
 mod tsig;
 pub(crate) mod ttl_limits;
+mod view;
 mod whoami;
 
 use hickory_proto::rr::Name;
@@ -168,7 +169,7 @@ const ORDER: &[(&str, Option<SetUp>)] = &[
     ("whoami", Some(whoami::set_up)),
     ("on", None),
     ("sign", None),
-    ("view", None),
+    ("view", Some(view::set_up)),
     ("nomad", None),
 ];
 

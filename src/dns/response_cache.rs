@@ -17,7 +17,9 @@
 //! 3. `src/dns/chain/plugin.rs`: every plugin that the answer passed through must be added as reusable; *rewrite*,
 //!    *erratic*, *forward* and *whoami* aren't. `src/dns/chain/handler.rs` leaves out answers of more than 1,232 bytes, or
 //!    incomplete ones, if `bufsize` allows more.
-//! 4. `src/dns/response_cache/key.rs`: only queries with one question, and without options that change the answer.
+//! 4. `src/dns/chain/server.rs`: if blocks of a listener are for views, a kept answer counts for one block, which is chosen
+//!    for each query; an answer with the target of a CNAME from such a block isn't kept.
+//! 5. `src/dns/response_cache/key.rs`: only queries with one question, and without options that change the answer.
 //!    `src/dns/response_cache/wire_response.rs`: not more than 4,096 bytes, and not with a name in mixed case. A
 //!    thread's cache has a fixed capacity, and a query from another port may go to another thread. The answer to the first
 //!    query of a thread isn't kept (`key_to_keep` in this file).
@@ -141,8 +143,9 @@ impl ResponseCache {
         (self.is_asked_again && !self.key.as_bytes().is_empty()).then(|| self.key.as_bytes())
     }
 
-    /// Writes the cached answer to a query, if it is valid for that client. Returns its length in bytes. Several
-    /// servers may share a cache, but not servers with different transports.
+    /// Writes the cached answer to a query, if it is valid for that client. Returns its length in bytes. `server` is the
+    /// number of the server or, if it has views, of the block. Several servers may share a cache, but not servers with
+    /// different transports.
     ///
     /// # Errors
     /// If the full handler has to answer.

@@ -44,4 +44,5 @@ mod small_plugins;
 mod stub_domains;
 mod template;
 mod tsig;
+mod views;
 mod zone_files;

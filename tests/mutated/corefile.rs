@@ -47,7 +47,7 @@ pub fn try_corefile(bytes: &[u8]) -> Result<&'static str, String> {
 }
 
 /// Checks that an error has a position in the file and a message.
-fn check(error: &CorefileError, text: &str) -> Result<(), String> {
+pub fn check(error: &CorefileError, text: &str) -> Result<(), String> {
     let (place, message) = (&error.position, &error.message);
     let lines = text.lines().count().max(1);
     if (1..=lines + 1).contains(&place.line) && place.column >= 1 && message.len() > 5 {

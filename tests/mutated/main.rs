@@ -1,7 +1,7 @@
 //! Malformed input: properties of the answers to mutated packets, TCP streams and connections of HTTPS, and of the
 //! results for mutated bodies of gRPC, streams of QUIC, replies of upstreams, Corefiles, rules of *rewrite* and
-//! *template*, zone files, zone transfers, signed messages, PROXY headers, files with keys, control frames of dnstap,
-//! databases of geoip, manifests, answers of the API server, keys of etcd, and snapshots.
+//! *template*, expressions of *view*, zone files, zone transfers, signed messages, PROXY headers, files with keys,
+//! control frames of dnstap, databases of geoip, manifests, answers of the API server, keys of etcd, and snapshots.
 //!
 //! A failure prints the seed; `LB_LINKER_MUTATIONS_SEED` repeats the run. In the long form, one kind of input runs
 //! after the other, so that the resident memory is that of one kind.
@@ -15,6 +15,7 @@ mod connection;
 mod corefile;
 mod dnstap;
 mod etcd;
+mod expression;
 mod geoip;
 mod grpc;
 mod https;
@@ -61,6 +62,7 @@ const GRPC: Kind = Kind { name: "bodies of gRPC", full: 2_000_000, short: 100_00
 const QUIC: Kind = Kind { name: "streams of DNS over QUIC", full: 2_000_000, short: 100_000 };
 const COREFILES: Kind = Kind { name: "Corefiles", full: 100_000, short: 30_000 };
 const RULES: Kind = Kind { name: "rules of rewrite and template", full: 100_000, short: 30_000 };
+const EXPRESSIONS: Kind = Kind { name: "expressions of view", full: 2_000_000, short: 20_000 };
 const MANIFESTS: Kind = Kind { name: "manifests", full: 100_000, short: 5_000 };
 const SNAPSHOTS: Kind = Kind { name: "snapshots", full: 500_000, short: 10_000 };
 const WATCHES: Kind = Kind { name: "answers of the API server", full: 500_000, short: 10_000 };
@@ -326,6 +328,21 @@ fn mutated_rules_give_valid_answers() {
 }
 
 #[test]
+fn mutated_expressions_decide_or_are_refused() {
+    let expressions = expression::Expressions::start();
+    for (name, seed) in seeds::expressions() {
+        let found = expressions.try_expression(&seed);
+        assert!(matches!(found, Ok("true" | "false" | "failed")), "{name}: {found:?}");
+    }
+    let start = || {
+        let expressions = expression::Expressions::start();
+        move |bytes: &[u8], _: usize| expressions.try_expression(bytes).map(str::to_owned)
+    };
+    let tally = try_all(seeds::expressions(), EXPRESSIONS, start);
+    assert_mixed(&tally, EXPRESSIONS, &["wrong", "true", "false", "failed"]);
+}
+
+#[test]
 fn mutated_manifest_is_valid_or_fails_with_a_position() {
     let start = || {
         let links = links::Links::start();
@@ -456,6 +473,7 @@ fn fuzz_seeds_are_up_to_date() {
         ("dnstap", owned(dnstap::seeds())),
         ("geoip", owned(mmdb::seeds())),
         ("etcd", owned(seeds::etcd())),
+        ("expression", owned(seeds::expressions())),
         ("https", owned(seeds::https())),
         ("keys", owned(seeds::key_files())),
         ("manifest", owned(object_seeds::manifests())),

@@ -550,6 +550,22 @@ pub fn https() -> Vec<Seed> {
     ]
 }
 
+/// Returns queries with expressions of *view*: all operators and functions.
+pub fn expressions() -> Vec<Seed> {
+    let of = |expression: &str| format!("www.example.org AAAA\n{expression}").into_bytes();
+    vec![
+        ("address", of("incidr(client_ip(), '192.0.2.0/24') && !incidr(server_ip(), '10.0.0.0/8')")),
+        ("address-by-metadata", of("incidr(metadata('a/b'), '::/0') || incidr(client_ip(), name())")),
+        ("choice", of("type() == 'A' ? do() : name() endsWith '.org.' ? port() != '1' : true ?: false")),
+        ("escapes", of("'\\x41\\u00e9\\u{1f600}\\101\\n\\'' != \"'\" and `a``b` <= 'b'")),
+        ("lists", of("type() in ['A', 'AAAA',] && 1 in [2, 0x1, 0b11] and true not in [do(), false]")),
+        ("name", of("name() matches '^(www|ftp)\\\\.example\\\\.[a-z]+\\\\.$' && name() startsWith 'w'")),
+        ("nested", of("((((not (1 < 2) == (2 >= 1)) || class() contains 'N')))")),
+        ("numbers", of("id() == 4660 && opcode() <= 0 && size() > 1_7 && bufsize() != 512")),
+        ("server", of("server_port() == '0' || proto() == 'tcp' && name() not matches 'x*y'")),
+    ]
+}
+
 /// Returns queries with the rules of a server block: all kinds of rules of *rewrite*, and most options of *template*.
 pub fn rules() -> Vec<Seed> {
     const ADDRESS: &str = "template ANY ANY {\n answer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n";

@@ -67,11 +67,10 @@ impl Handler {
         protocol: Protocol,
         keep: bool,
     ) -> Option<EncodedReply> {
-        let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
         let server = self.server.load_full();
         let debug = server.aborts_on_panic();
         // A panic in lb-linker or in the decoder must not end the listener.
-        let ends = (unmapped(client), unmapped(local));
+        let ends = self.ends(client, local);
         let answering = check_and_answer(server, &message, &ends, protocol, keep);
         AssertUnwindSafe(answering).catch_unwind().await.unwrap_or_else(|_| {
             let (length, first) = (message.len(), &message[..message.len().min(MAX_LOGGED_BYTES)]);
@@ -85,6 +84,41 @@ impl Handler {
             self.server_metrics.panics.inc();
             server_failure(&message).map(EncodedReply::not_reusable)
         })
+    }
+
+    /// Returns the number under which the response cache keeps the answer to a client's message, for
+    /// [`ResponseCache::answer`](crate::dns::response_cache::ResponseCache::answer). On a server with views, the
+    /// message decides on the block that answers.
+    #[must_use]
+    pub fn number(
+        &self,
+        server: &Arc<Server>,
+        message: &[u8],
+        client: SocketAddr,
+        local: Option<IpAddr>,
+        protocol: Protocol,
+    ) -> u64 {
+        if !server.has_views() {
+            return server.number();
+        }
+        let number = || {
+            let request = request(
+                Arc::clone(server),
+                message,
+                self.ends(client, local),
+                protocol,
+                decode_plain(message)?,
+            );
+            Some(server.number_for(&request))
+        };
+        // Nothing is kept under the number of a server with views, and `answer` tells of the panic.
+        catch_unwind(AssertUnwindSafe(number)).ok().flatten().unwrap_or(server.number())
+    }
+
+    /// Returns the addresses of the client and of the server.
+    fn ends(&self, client: SocketAddr, local: Option<IpAddr>) -> (SocketAddr, SocketAddr) {
+        let local = SocketAddr::new(local.unwrap_or(self.bound.ip()), self.bound.port());
+        (unmapped(client), unmapped(local))
     }
 
     /// Encodes the next message of a reply; an empty one isn't sent. `None` after the last one.
@@ -119,9 +153,11 @@ async fn check_and_answer(
         HeaderCheck::Reply(bytes) => return Some(EncodedReply::not_reusable(bytes)),
         HeaderCheck::Question => {}
     }
-    let Some(mut request) = decode(server, message, *ends, protocol) else {
+    let decoded = decode_plain(message).or_else(|| decode_any(message, ends.0, protocol));
+    let Some(decoded) = decoded else {
         return Some(EncodedReply::not_reusable(format_error(message)));
     };
+    let mut request = request(server, message, *ends, protocol, decoded);
     let encoded = answer(&mut request, message, keep).await?;
     if let Some(observer) = &request.reply_observer {
         observer.observe(&encoded.bytes);
@@ -164,25 +200,26 @@ async fn answer(request: &mut Request, message: &[u8], keep: bool) -> Option<Enc
     if !keep || !is_size_independent {
         return Some(EncodedReply::not_reusable(bytes));
     }
-    let wire_response = WireResponse::new(reply, &query, (&bytes, &offsets), request.server.number());
+    let wire_response = WireResponse::new(reply, &query, (&bytes, &offsets), request.kept_by);
     Some(EncodedReply { bytes, wire_response: wire_response.map(Box::new), following: None })
 }
 
-/// Returns the request in a message; `None` if the message can't be decoded, or hasn't exactly one question.
-fn decode(
+/// Returns the request in a message, of which `decoded` was decoded.
+fn request(
     server: Arc<Server>,
     message: &[u8],
     (client, local): (SocketAddr, SocketAddr),
     protocol: Protocol,
-) -> Option<Request> {
-    let decoded = decode_plain(message).or_else(|| decode_any(message, client, protocol));
-    let (metadata, query, edns, soa_serial) = decoded?;
+    (metadata, query, edns, soa_serial): Decoded,
+) -> Request {
     let additionals = u16::from_be_bytes([message[10], message[11]]);
     let has_more = additionals > u16::from(edns.is_some());
     let is_kept = server.reads_messages() || has_more && tsig::is_signed(message);
-    Some(Request {
+    Request {
         zone_metrics: server.unrouted_metrics(),
         zone: Name::root(),
+        view: None,
+        kept_by: server.number(),
         server,
         query,
         client,
@@ -203,7 +240,7 @@ fn decode(
         signer: None,
         max_udp: MAX_UDP,
         soa_serial,
-    })
+    }
 }
 
 /// What a request has of its message. The number is the serial of an SOA record.

@@ -8,8 +8,11 @@ use hickory_proto::rr::Name;
 /// The upstream that was asked last, as address and port.
 pub(crate) const UPSTREAM: &str = "forward/upstream";
 
+/// The name of the view of the block that answers.
+pub(crate) const VIEW: &str = "view/name";
+
 /// All labels that may have a value.
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 25] = [
     UPSTREAM,
     "geoip/asn/number",
     "geoip/asn/org",
@@ -34,6 +37,7 @@ const KNOWN: [&str; 24] = [
     "kubernetes/protocol",
     "kubernetes/service",
     "kubernetes/zone",
+    VIEW,
 ];
 
 /// The question and the client that the labels of a request are about.

@@ -56,7 +56,8 @@ struct AllZoneMetrics {
     all: Arc<Mutex<ByLabels>>,
 }
 
-type ByLabels = HashMap<(String, String), Arc<ZoneMetrics>>;
+/// Keyed by server, zone and view.
+type ByLabels = HashMap<[String; 3], Arc<ZoneMetrics>>;
 
 #[derive(Debug)]
 struct Descs {
@@ -139,23 +140,24 @@ impl MetricGroup for ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Sets the enabled plugins, each as `(server, zone, name)`.
-    pub fn set_enabled(&self, plugins: Vec<(String, String, &'static str)>) {
+    /// Sets the enabled plugins, each with server, zone and view.
+    pub fn set_enabled(&self, plugins: Vec<([String; 3], &'static str)>) {
         self.plugin_enabled.reset();
-        for (server, zone, name) in plugins {
-            self.plugin_enabled.with_label_values(&[&server, &zone, "", name]).set(1);
+        for ([server, zone, view], name) in plugins {
+            self.plugin_enabled.with_label_values(&[&server, &zone, &view, name]).set(1);
         }
     }
 
-    /// Returns the counters for the queries of a server in a zone. The zone `dropped` stands for queries that reach no
-    /// plugin: outside all blocks, or of a type or class that is never answered.
+    /// Returns the counters for the queries of a server in a zone and a view, whose name is empty for a block without
+    /// one. The zone `dropped` stands for queries that reach no plugin: outside all blocks, or of a type or class that
+    /// is never answered.
     #[must_use]
-    pub fn zone_metrics(&self, server: &str, zone: &str) -> Arc<ZoneMetrics> {
+    pub fn zone_metrics(&self, server: &str, zone: &str, view: &str) -> Arc<ZoneMetrics> {
+        let labels = [server, zone, view].map(str::to_owned);
         let mut all = self.all_zones.all.lock();
-        let zone_metrics = all.entry((server.to_owned(), zone.to_owned())).or_insert_with(|| {
+        let zone_metrics = all.entry(labels).or_insert_with_key(|labels| {
             Arc::new(ZoneMetrics {
-                server: server.to_owned(),
-                zone: zone.to_owned(),
+                labels: labels.clone(),
                 counters: Arc::new(ShardedCounters::new(COUNTERS)),
                 responses: RwLock::default(),
             })
@@ -167,8 +169,8 @@ impl ServerMetrics {
 /// Counts the queries to a server for a zone. A metric is exported only if its count isn't 0.
 #[derive(Debug)]
 pub struct ZoneMetrics {
-    server: String,
-    zone: String,
+    /// Server, zone and view.
+    labels: [String; 3],
     counters: Arc<ShardedCounters>,
     /// The pairs of rcode and plugin of the counters from [`RESPONSES_INDEX`] on, in order, and the counts of further
     /// pairs, which occur only if upstreams send unassigned rcodes.
@@ -298,7 +300,7 @@ impl Collector for AllZoneMetrics {
 
 impl ZoneMetrics {
     fn labels<'a>(&'a self, further: &[&'a str]) -> Vec<&'a str> {
-        [&[&*self.server, &self.zone, ""], further].concat()
+        self.labels.iter().map(|label| &**label).chain(further.iter().copied()).collect()
     }
 
     fn counter(&self, desc: &Desc, labels: &[&str], count: u64) -> Vec<Metric> {

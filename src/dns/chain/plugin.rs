@@ -49,6 +49,16 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Returns the name of the view that the block of this plugin is for; `None` if it is for all queries.
+    fn view(&self) -> Option<Arc<str>> {
+        None
+    }
+
+    /// Returns whether the view has this request. `label` looks up a label of the request.
+    fn admits(&self, _request: &Request, _label: &dyn Fn(&str) -> Option<String>) -> bool {
+        true
+    }
+
     /// Returns whether the plugin sees zone transfers and NOTIFY, which pass no other plugins.
     fn sees_transfers(&self) -> bool {
         false

@@ -31,6 +31,10 @@ pub struct Request {
     pub server: Arc<Server>,
     pub zone: Name,
     pub zone_metrics: Arc<ZoneMetrics>,
+    /// The name of the view of the block that answers; `None` if the block is for all queries.
+    pub view: Option<Arc<str>>,
+    /// The number under which the response cache keeps the answer.
+    pub kept_by: u64,
     pub client: SocketAddr,
     /// The local address that received the query.
     pub local: SocketAddr,
@@ -99,6 +103,21 @@ impl Request {
         uncompressed_length(&self.reply(""), &self.query) + self.edns.as_ref().map_or(0, |_| OPT_LENGTH)
     }
 
+    /// Returns the transport as CoreDNS names it: `udp`, also for QUIC, or `tcp`, also for TLS, HTTPS and gRPC.
+    #[must_use]
+    pub fn proto_text(&self) -> &'static str {
+        if self.protocol.is_over_udp() { "udp" } else { "tcp" }
+    }
+
+    /// Returns the size of the answers that the client accepts, in bytes, as CoreDNS shows it.
+    #[must_use]
+    pub fn accepted_size(&self) -> u16 {
+        match self.protocol {
+            Protocol::Udp => self.edns.as_ref().map_or(MIN_UDP, Edns::max_payload).max(MIN_UDP),
+            _ => u16::MAX,
+        }
+    }
+
     /// Returns the client address that the look-ups of this request are charged to. `self.client` is already unmapped.
     #[must_use]
     pub fn quota_client(&self) -> IpAddr {
@@ -132,6 +151,18 @@ impl Request {
             plugin: reply.plugin,
             is_reusable: reply.validity.is_some(),
         }
+    }
+
+    /// Returns the name of the view of the block that answers; empty if the block is for all queries.
+    #[must_use]
+    pub fn view_name(&self) -> &str {
+        self.view.as_deref().unwrap_or_default()
+    }
+
+    /// Returns whether the client decides which views have this request. Look-ups of lb-linker itself and of targets of
+    /// links, which clients share, stay in the view that they come from.
+    pub(super) fn chooses_view_by_client(&self) -> bool {
+        matches!(self.purpose, Purpose::Client) && !self.is_internal()
     }
 
     /// Returns the value of a label; `None` if it isn't known.
@@ -174,9 +205,7 @@ impl Request {
     #[must_use]
     pub fn limit(&self) -> u16 {
         match self.protocol {
-            Protocol::Udp => {
-                self.edns.as_ref().map_or(MIN_UDP, Edns::max_payload).min(self.max_udp).max(MIN_UDP)
-            }
+            Protocol::Udp => self.accepted_size().min(self.max_udp).max(MIN_UDP),
             _ => u16::MAX,
         }
     }

@@ -1,4 +1,5 @@
-//! The server blocks of one listener: the block with the longest matching zone answers.
+//! The server blocks of one listener: the first block with the longest matching zone, and a view that has the query,
+//! answers.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use super::zone_state::TransferredZone;
 use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
 use crate::dns::message::header::MAX_UDP;
-use crate::dns::message::query::{is_transfer, wire_name};
+use crate::dns::message::query::{asks_about, is_never_answered, is_transfer, wire_name};
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
@@ -35,24 +36,22 @@ pub(crate) const MAX_ALIAS_LOOKUPS: usize = 16;
 
 const ANSWERS_TRANSFERS: &str = "transfer";
 const ANSWERS_NOTIFY: &str = "secondary";
-const HEADER_LENGTH: usize = 12;
-/// The longest label (RFC 1035 section 2.3.4).
-const MAX_LABEL: u8 = 63;
-/// The longest name in wire form (RFC 1035 section 2.3.4).
-const MAX_NAME: usize = 255;
 
 #[derive(Debug)]
 pub struct Server {
     /// The address in CoreDNS's notation, as in its metrics: `dns://:53`.
     pub label: String,
     /// The same text for all servers with the same blocks: these servers may share cached answers of upstreams.
-    pub view: String,
-    /// Keyed by zone, in wire form without the root octet, in lower case.
-    blocks: HashMap<Box<[u8]>, ServedZone, DefaultHashBuilder>,
+    pub group: String,
+    /// The blocks of each zone in their order, keyed by zone, in wire form without the root octet, in lower case.
+    blocks: HashMap<Box<[u8]>, Vec<ServedZone>, DefaultHashBuilder>,
     /// The length of the longest key of `blocks`.
     longest: usize,
     /// The zones of links and of the cluster's own names of all blocks, in the form of the keys of `blocks`.
     own_zones: Vec<Box<[u8]>>,
+    has_views: bool,
+    /// The view of all blocks; `None` if they have several views or none.
+    only_view: Option<Arc<str>>,
     /// Whether a plugin can answer classes other than IN.
     other_classes: bool,
     /// Whether a plugin reads the messages of requests.
@@ -82,12 +81,52 @@ pub struct Access {
 struct ServedZone {
     zone: Name,
     block: Arc<ServerBlock>,
+    /// The name of the block's view, and the plugin that has it.
+    view: Option<(Arc<str>, ChainPlugin)>,
+    /// The number under which the response cache keeps answers of the block.
+    number: u64,
     /// The plugins of the block that see zone transfers and NOTIFY, if there is one that answers either.
     exchange: Option<Arc<ServerBlock>>,
     zone_metrics: Arc<ZoneMetrics>,
 }
 
 impl ServedZone {
+    fn new(label: &str, zone: &Name, block: &Arc<ServerBlock>, number: u64, metrics: &ServerMetrics) -> Self {
+        let (block, view) = (Arc::clone(block), block.view());
+        let name = view.as_ref().map(|(name, _)| &**name).unwrap_or_default();
+        let zone_metrics = metrics.zone_metrics(label, &zone.to_ascii(), name);
+        Self { zone: zone.clone(), exchange: block.exchange(), block, view, number, zone_metrics }
+    }
+
+    /// Returns whether the block is for all queries, or for this view.
+    fn is_in(&self, view: Option<&str>) -> bool {
+        self.view.as_ref().is_none_or(|(own, _)| view == Some(&**own))
+    }
+
+    fn admits(&self, request: &Request) -> bool {
+        let label = |label: &str| self.labels(request).or_else(|| request.labels.clone())?.value(label);
+        self.view.as_ref().is_none_or(|(_, plugin)| plugin.admits(request, &label))
+    }
+
+    /// Returns the labels of a request, about the name as the block has got it, before `rewrite`; `None` without
+    /// *metadata*.
+    fn labels(&self, request: &Request) -> Option<Arc<Labels>> {
+        if self.block.labeled.all().is_empty() {
+            return None;
+        }
+        let subnet = match request.edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
+            Some(EdnsOption::Subnet(subnet)) => Some(subnet.addr().to_canonical()),
+            _ => None,
+        };
+        let (name, client) = (request.query.name().clone(), request.client.ip().to_canonical());
+        let (block, subject) = (Arc::clone(&self.block), LabelSubject { name, client, subnet });
+        let is_in_zone = block.labeled.contains(&subject.name);
+        Some(Arc::new(Labels::new(move |label| {
+            let plugins = is_in_zone.then_some(&block.plugins)?;
+            plugins.iter().find_map(|plugin| plugin.label(label, &subject))
+        })))
+    }
+
     /// Returns the rules that decide whether a name is looked up for a client, each with the query as rewritten by
     /// the preceding plugins. With [`LookUp::Stored`], each rule also gets the original query if that differs.
     fn rules_for<'a>(
@@ -174,8 +213,8 @@ pub struct ServerBlock {
 // === impl Server ===
 
 impl Server {
-    /// Returns a server of blocks, each paired with a zone that the block has on this listener. `label` is the address
-    /// in CoreDNS's notation.
+    /// Returns a server of blocks, each paired with a zone that the block has on this listener, in the order of the
+    /// Corefile. `label` is the address in CoreDNS's notation.
     #[must_use]
     pub fn new(label: String, blocks: &[(Name, Arc<ServerBlock>)], metrics: Arc<ServerMetrics>) -> Self {
         // As in CoreDNS, queries of classes other than IN are refused unless a block has `chaos`, which answers CH, or
@@ -187,28 +226,37 @@ impl Server {
         let mut plugins = blocks.iter().flat_map(|(_, block)| &block.plugins);
         let reads_messages = plugins.any(|plugin| plugin.reads_messages());
         let debug = blocks.iter().any(|(_, block)| block.debug);
-        let serve = |(zone, block): &(Name, Arc<ServerBlock>)| {
-            let zone_metrics = metrics.zone_metrics(&label, &zone.to_ascii());
-            let (block, exchange) = (Arc::clone(block), block.exchange());
-            (wire_name(zone), ServedZone { zone: zone.clone(), block, exchange, zone_metrics })
+        let number = new_number();
+        let unrouted_metrics = metrics.zone_metrics(&label, "dropped", "");
+        let views = blocks.iter().map(|(_, block)| Some(block.view()?.0));
+        let views: Vec<Option<Arc<str>>> = views.collect();
+        let has_views = views.iter().any(Option::is_some);
+        let first = views.first().cloned().flatten();
+        let only_view = first.filter(|first| views.iter().all(|view| view.as_ref() == Some(first)));
+        let of_zone = |(zone, block): &(Name, Arc<ServerBlock>)| {
+            let number = if has_views { new_number() } else { number };
+            ServedZone::new(&label, zone, block, number, &metrics)
         };
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let unrouted_metrics = metrics.zone_metrics(&label, "dropped");
-        let blocks: HashMap<Box<[u8]>, ServedZone, _> = blocks.iter().map(serve).collect();
+        let all = blocks.iter().map(of_zone);
+        let mut blocks: HashMap<Box<[u8]>, Vec<ServedZone>, _> = HashMap::default();
+        for served in all {
+            blocks.entry(wire_name(&served.zone)).or_default().push(served);
+        }
         let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
-        let own_zones = blocks.values().flat_map(|ServedZone { block, .. }| {
+        let own_zones = blocks.values().flatten().flat_map(|ServedZone { block, .. }| {
             block.link_zones.all().iter().chain(block.cluster_zones.all()).map(wire_name)
         });
         let mut own_zones: Vec<Box<[u8]>> = own_zones.collect();
         own_zones.sort_unstable();
         own_zones.dedup();
         Self {
-            view: label.clone(),
+            group: label.clone(),
             label,
             blocks,
             longest,
             own_zones,
+            has_views,
+            only_view,
             other_classes,
             reads_messages,
             debug,
@@ -218,10 +266,10 @@ impl Server {
         }
     }
 
-    /// Makes this server share cached answers with all servers that have the same view.
+    /// Makes this server share cached answers with all servers of the same group.
     #[must_use]
-    pub fn with_view(self, view: String) -> Self {
-        Self { view, ..self }
+    pub fn with_group(self, group: String) -> Self {
+        Self { group, ..self }
     }
 
     /// Makes the server take the clients' addresses from PROXY headers.
@@ -238,7 +286,7 @@ impl Server {
 
     /// Returns the blocks, each once for every zone.
     pub fn blocks(&self) -> impl Iterator<Item = (&Name, &Arc<ServerBlock>)> {
-        self.blocks.values().map(|served| (&served.zone, &served.block))
+        self.blocks.values().flatten().map(|served| (&served.zone, &served.block))
     }
 
     /// Answers a request with the blocks of its server; `None` if the client gets no reply.
@@ -250,15 +298,17 @@ impl Server {
             reply.metadata.response_code = ResponseCode::BADVERS;
             return Some(reply);
         }
-        if let Some(rcode) = never_answered(request.query.query_type()) {
-            return Some(server.refuse(request, rcode));
+        if is_never_answered(request.query.query_type()) {
+            return Some(server.refuse(request, ResponseCode::NotImp));
         }
         if request.query.query_class() != DNSClass::IN && !server.other_classes {
             return Some(server.refuse(request, ResponseCode::Refused));
         }
-        let Some(served) = server.find(request.query.name(), request.query.query_type()) else {
+        let Some(served) = server.route(request) else {
             return Some(server.refuse(request, ResponseCode::Refused));
         };
+        request.kept_by = served.number;
+        request.view = served.view.as_ref().map(|(name, _)| Arc::clone(name));
         let block = match exchange_plugin(request) {
             Some((plugin, rcode)) => match served.exchange.as_ref().filter(|block| block.has(plugin)) {
                 Some(exchange) => exchange,
@@ -272,8 +322,8 @@ impl Server {
         request.zone.clone_from(&served.zone);
         request.zone_metrics = Arc::clone(&served.zone_metrics);
         // As in CoreDNS, a block without *metadata* keeps the labels of the query that led to the look-up.
-        if !served.block.labeled.all().is_empty() {
-            request.labels = Some(Arc::new(labels(&served.block, request)));
+        if let Some(labels) = served.labels(request) {
+            request.labels = Some(labels);
         }
         let outcome = Next::first(block).serve(request).await;
         answer(request, outcome)
@@ -296,16 +346,19 @@ impl Server {
     }
 
     /// Looks up the target of a CNAME that a plugin adds to an answer, for the same purpose. The result isn't cacheable
-    /// if it may differ between clients, because `cache` shares answers between all clients. Returns `None` as
-    /// [`Self::look_up`], and after `MAX_ALIAS_LOOKUPS` look-ups for the client's query.
+    /// if it may differ between clients, because `cache` shares answers between all clients, and isn't reusable if a
+    /// view may decide on it. Returns `None` as [`Self::look_up`], and after `MAX_ALIAS_LOOKUPS` look-ups for the
+    /// client's query.
     pub async fn look_up_alias(outer: &Request, query: Query) -> Option<Reply> {
         let tries = outer.alias_look_up_tries.get_or_init(Arc::default);
         if tries.fetch_add(1, Ordering::Relaxed) >= MAX_ALIAS_LOOKUPS {
             return None;
         }
         let is_for_every_client = outer.server.access(&query, outer, LookUp::Query).clients.is_empty();
+        let depends_on_view = outer.chooses_view_by_client() && outer.server.has_views_of(&query);
         let mut reply = Self::look_up(outer, query, outer.purpose.clone()).await?;
-        reply.is_cacheable &= is_for_every_client;
+        reply.is_cacheable &= is_for_every_client && !depends_on_view;
+        reply.validity.take_if(|_| depends_on_view);
         Some(reply)
     }
 
@@ -346,6 +399,8 @@ impl Server {
         Request {
             server: Arc::clone(self),
             zone: Name::root(),
+            view: None,
+            kept_by: self.number,
             client: INTERNAL_CLIENT,
             local: INTERNAL_CLIENT,
             protocol: Protocol::Tcp,
@@ -372,7 +427,7 @@ impl Server {
     /// Returns whether this query may be sent to upstreams for the client; `None` if no rule decides that.
     #[must_use]
     pub fn allows_recursion(&self, query: &Query, request: &Request, look_up: LookUp) -> Option<bool> {
-        match self.find(query.name(), query.query_type()) {
+        match self.find_in_view(query.name(), query.query_type(), request.view.as_deref()) {
             Some(served) => {
                 let mut rules = served.rules_for(request, query, look_up);
                 rules.find_map(|(rule, query)| rule.allows_recursion(request, &query))
@@ -381,11 +436,12 @@ impl Server {
         }
     }
 
-    /// Returns what the access rules of the block that is responsible for a name decide. Outside all blocks, no
-    /// upstream may be asked.
+    /// Returns what the access rules of the block that is responsible for a name in the request's view decide. Outside
+    /// all blocks, no upstream may be asked.
     #[must_use]
     pub fn access(&self, query: &Query, request: &Request, look_up: LookUp) -> Access {
-        let Some(served) = self.find(query.name(), query.query_type()) else {
+        let Some(served) = self.find_in_view(query.name(), query.query_type(), request.view.as_deref())
+        else {
             return Access { clients: Vec::new(), is_denied: false, allows_recursion: Some(false) };
         };
         let mut access = Access { clients: Vec::new(), is_denied: false, allows_recursion: None };
@@ -398,10 +454,10 @@ impl Server {
         access
     }
 
-    /// Returns the zone with exactly this origin in the block that is responsible for it, for a transfer.
+    /// Returns the zone with exactly this origin in the block that is responsible for it in a view, for a transfer.
     #[must_use]
-    pub fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
-        let served = self.find(origin, RecordType::SOA)?;
+    pub fn transferred_zone(&self, origin: &Name, view: Option<&str>) -> Option<Arc<dyn TransferredZone>> {
+        let served = self.find_in_view(origin, RecordType::SOA, view)?;
         served.block.plugins.iter().find_map(|plugin| plugin.transferred_zone(origin))
     }
 
@@ -422,27 +478,10 @@ impl Server {
         zones.any(|zone| name.zone_of(zone))
     }
 
-    /// Returns whether the first question of a message is about a name of a link or of the cluster. Looks only at the labels; the
-    /// message may be malformed.
+    /// Returns whether the first question of a message is about a name of a link or of the cluster.
     #[must_use]
     pub fn asks_about_own_names(&self, message: &[u8]) -> bool {
-        let mut rest = message.get(HEADER_LENGTH..).unwrap_or_default();
-        rest = &rest[..rest.len().min(MAX_NAME)];
-        loop {
-            let is_zone = |zone: &[u8]| {
-                rest.get(..zone.len()).is_some_and(|name| name.eq_ignore_ascii_case(zone))
-                    && rest.get(zone.len()) == Some(&0)
-            };
-            if self.own_zones.iter().any(|zone| is_zone(zone)) {
-                return true;
-            }
-            match rest.split_first() {
-                Some((&length @ 1..=MAX_LABEL, labels)) if labels.len() >= length.into() => {
-                    rest = &labels[usize::from(length)..];
-                }
-                _ => return false,
-            }
-        }
+        asks_about(message, &self.own_zones)
     }
 
     /// Discards the plugins' cached data about a name, as [`Plugin::invalidate`](super::plugin::Plugin::invalidate)
@@ -453,9 +492,47 @@ impl Server {
         }
     }
 
-    /// Returns the block with the longest zone that contains a name, but for the DS record of a zone that of the zone
-    /// above it.
-    fn find(&self, name: &Name, qtype: RecordType) -> Option<&ServedZone> {
+    /// Returns whether the response cache needs [`Self::number_for`] instead of [`Self::number`].
+    #[must_use]
+    pub fn has_views(&self) -> bool {
+        self.has_views
+    }
+
+    /// Returns the number under which the response cache keeps the answer to a request.
+    #[must_use]
+    pub fn number_for(&self, request: &Request) -> u64 {
+        self.route(request).map_or(self.number, |served| served.number)
+    }
+
+    /// Returns whether a view decides on the block that answers a query.
+    fn has_views_of(&self, query: &Query) -> bool {
+        let first = || self.find(query.name(), query.query_type(), |_| true);
+        self.has_views && first().is_some_and(|served| served.view.is_some())
+    }
+
+    /// Returns the block that answers a request.
+    fn route(&self, request: &Request) -> Option<&ServedZone> {
+        let (name, qtype) = (request.query.name(), request.query.query_type());
+        if request.chooses_view_by_client() {
+            return self.find(name, qtype, |served| served.admits(request));
+        }
+        self.find_in_view(name, qtype, request.view.as_deref())
+    }
+
+    /// Returns the block that answers a query in a view, or outside all views.
+    fn find_in_view(&self, name: &Name, qtype: RecordType, view: Option<&str>) -> Option<&ServedZone> {
+        let view = view.or(self.only_view.as_deref());
+        self.find(name, qtype, |served| served.is_in(view))
+    }
+
+    /// Returns the first suitable block with the longest zone that contains a name, but for the DS record of a zone
+    /// that of a zone above it.
+    fn find(
+        &self,
+        name: &Name,
+        qtype: RecordType,
+        is_suitable: impl Fn(&ServedZone) -> bool,
+    ) -> Option<&ServedZone> {
         let length = if name.is_root() { 0 } else { name.len() };
         let (mut left, mut wire) = (length, Vec::with_capacity(self.longest));
         // The end of the name, no longer than the longest zone.
@@ -468,7 +545,8 @@ impl Server {
         let mut rest = &*wire;
         let mut own = None;
         loop {
-            if let Some(served) = self.blocks.get(rest) {
+            let of_zone = self.blocks.get(rest);
+            if let Some(served) = of_zone.and_then(|all| all.iter().find(|served| is_suitable(served))) {
                 // RFC 4035 section 3.1.4.1: the parent zone answers for the DS record of a zone.
                 if qtype != RecordType::DS || rest.len() < length {
                     return Some(served);
@@ -493,7 +571,8 @@ impl Server {
 // === impl ServerBlock ===
 
 impl ServerBlock {
-    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers either.
+    /// Returns the block with the plugins alone that see zone transfers and NOTIFY; `None` if none of them answers
+    /// either.
     fn exchange(&self) -> Option<Arc<Self>> {
         if !self.has(ANSWERS_TRANSFERS) && !self.has(ANSWERS_NOTIFY) {
             return None;
@@ -505,21 +584,17 @@ impl ServerBlock {
     fn has(&self, plugin: &str) -> bool {
         self.plugins.iter().any(|own| own.name() == plugin)
     }
+
+    /// Returns the name of the block's view, and the plugin that has it.
+    fn view(&self) -> Option<(Arc<str>, ChainPlugin)> {
+        self.plugins.iter().find_map(|plugin| Some((plugin.view()?, plugin.clone())))
+    }
 }
 
-/// Returns the labels of a request, about the name as the block has got it, before `rewrite`.
-fn labels(block: &Arc<ServerBlock>, request: &Request) -> Labels {
-    let subnet = match request.edns.as_ref().and_then(|edns| edns.option(EdnsCode::Subnet)) {
-        Some(EdnsOption::Subnet(subnet)) => Some(subnet.addr().to_canonical()),
-        _ => None,
-    };
-    let (name, client) = (request.query.name().clone(), request.client.ip().to_canonical());
-    let (block, subject) = (Arc::clone(block), LabelSubject { name, client, subnet });
-    let is_in_zone = block.labeled.contains(&subject.name);
-    Labels::new(move |label| {
-        let plugins = is_in_zone.then_some(&block.plugins)?;
-        plugins.iter().find_map(|plugin| plugin.label(label, &subject))
-    })
+/// Returns a number that it hasn't returned before.
+fn new_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
 
 fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
@@ -534,24 +609,11 @@ fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {
     }
 }
 
-/// Returns the plugin that answers a zone transfer or a NOTIFY (RFC 1996), and the rcode of a block without it; `None` for
-/// other requests.
+/// Returns the plugin that answers a zone transfer or a NOTIFY (RFC 1996), and the rcode of a block without it; `None`
+/// for other requests.
 fn exchange_plugin(request: &Request) -> Option<(&'static str, ResponseCode)> {
     if request.metadata.op_code == OpCode::Notify {
         return Some((ANSWERS_NOTIFY, ResponseCode::NotImp));
     }
     is_transfer(request.query.query_type()).then_some((ANSWERS_TRANSFERS, ResponseCode::Refused))
-}
-
-/// Returns the rcode for a query type that lb-linker never answers: the type of a record that describes a message (RFC
-/// 6891 section 6.1.1, RFC 8945 section 4.1, RFC 2930 section 2), or an obsolete type (MAILB, MAILA).
-fn never_answered(qtype: RecordType) -> Option<ResponseCode> {
-    const TKEY: u16 = 249;
-    const MAIL: [u16; 2] = [253, 254];
-    let number = u16::from(qtype);
-    match qtype {
-        RecordType::OPT | RecordType::TSIG => Some(ResponseCode::NotImp),
-        _ if number == TKEY || MAIL.contains(&number) => Some(ResponseCode::NotImp),
-        _ => None,
-    }
 }

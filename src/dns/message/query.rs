@@ -281,6 +281,42 @@ pub fn is_transfer(qtype: RecordType) -> bool {
     matches!(qtype, RecordType::AXFR | RecordType::IXFR)
 }
 
+/// Returns whether lb-linker never answers a query type: the type of a record that describes a message (RFC 6891 section
+/// 6.1.1, RFC 8945 section 4.1, RFC 2930 section 2), or an obsolete type (MAILB, MAILA).
+#[must_use]
+pub fn is_never_answered(qtype: RecordType) -> bool {
+    const TKEY: u16 = 249;
+    const MAIL: [u16; 2] = [253, 254];
+    let number = u16::from(qtype);
+    matches!(qtype, RecordType::OPT | RecordType::TSIG) || number == TKEY || MAIL.contains(&number)
+}
+
+/// Returns whether the first question of a message is about a name in one of the zones, which are in wire form without
+/// the root octet, in lower case. Looks only at the labels; the message may be malformed.
+#[must_use]
+pub fn asks_about(message: &[u8], zones: &[Box<[u8]>]) -> bool {
+    /// The longest label and the longest name in wire form (RFC 1035 section 2.3.4).
+    const MAX_LABEL: u8 = 63;
+    const MAX_NAME: usize = 255;
+    let mut rest = message.get(HEADER..).unwrap_or_default();
+    rest = &rest[..rest.len().min(MAX_NAME)];
+    loop {
+        let is_zone = |zone: &[u8]| {
+            rest.get(..zone.len()).is_some_and(|name| name.eq_ignore_ascii_case(zone))
+                && rest.get(zone.len()) == Some(&0)
+        };
+        if zones.iter().any(|zone| is_zone(zone)) {
+            return true;
+        }
+        match rest.split_first() {
+            Some((&length @ 1..=MAX_LABEL, labels)) if labels.len() >= length.into() => {
+                rest = &labels[usize::from(length)..];
+            }
+            _ => return false,
+        }
+    }
+}
+
 /// Returns a name in wire form with the root octet, in lower case.
 #[must_use]
 pub(crate) fn whole_wire_name(name: &Name) -> Vec<u8> {

@@ -209,16 +209,16 @@ impl Plugin for Acl {
 
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         let (name, qtype) = (request.query.name(), request.query.query_type());
-        let server = &*request.server.label;
+        let (server, view) = (&*request.server.label, request.view_name());
         let count = |counter: &IntCounterVec, zone: &Name| {
-            counter.with_label_values(&[server, &zone.to_ascii(), ""]).inc();
+            counter.with_label_values(&[server, &zone.to_ascii(), view]).inc();
         };
         // Clients share the look-up of a target: *lb_linker* checks the rules for each client, at each name of the
         // chain.
         let is_of_client = is_client_query(request);
         match self.decide(name, qtype, request.client.ip()).filter(|_| is_of_client) {
             None | Some((Action::Allow, _)) => {
-                let allowed = self.counts.allowed.with(&[server, ""]);
+                let allowed = self.counts.allowed.with(&[server, view]);
                 allowed.add(0, 1);
                 let clients = is_of_client.then(|| self.clients(&request.query, true));
                 let mut reply = next.serve(request).await?;

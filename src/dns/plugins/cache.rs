@@ -153,7 +153,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         zones_without_success_cache,
         zones_without_denial_cache,
         invalidated: InvalidatedNames::default(),
-        counters: AllCacheCounters::new(setup.metrics()?, labels.join(",")),
+        counters: AllCacheCounters::new(setup.metrics()?, labels.join(","), setup.view()),
     };
     setup.add_reusable(Cache { shared: Arc::new(shared), refreshes: Mutex::default() });
     Ok(())

@@ -103,6 +103,8 @@ pub(super) const NAME: &str = "lb_linker";
 #[derive(Debug)]
 pub struct LbLinker {
     plugin: &'static str,
+    /// The name of the block's view.
+    view: Option<Arc<str>>,
     /// The zones, the most specific first.
     zones: Arc<[Zone]>,
     fallthrough: Option<ZoneSet>,
@@ -173,8 +175,10 @@ pub(super) fn add_link_zones(
     let first_names = Arc::new(FirstNames::of(zones.iter().map(|zone| zone.configured().clone()).collect()));
     setup.builder.first_names.push(Arc::clone(&first_names));
     let line = setup.lines.last().map_or(0, |line| line.position().line);
+    let view = setup.view();
     let lb_linker = Arc::new(LbLinker {
         plugin,
+        view: view.clone(),
         zones: zones.into(),
         first_names,
         fallthrough: options.fallthrough,
@@ -185,6 +189,7 @@ pub(super) fn add_link_zones(
         prohibited,
         targets: TargetResolvers::new(
             Arc::clone(&context.stale_caches),
+            view,
             &metrics.targets_failing,
             Arc::clone(&context.targets),
         ),
@@ -297,11 +302,22 @@ impl LbLinker {
             return;
         }
         // This request isn't from a client, so no `acl` applies; each client that gets the answer is checked.
-        let request = server.internal_request(query);
+        let request = self.own_request(server, query);
         if server.allows_recursion(&request.query, &request, LookUp::Target) == Some(false) {
             return;
         }
         self.targets.of(server).prefetch(link, &request, Duration::from_secs(absence.into())).await;
+    }
+
+    /// Returns the name of the block's view; `None` without one.
+    #[must_use]
+    pub fn view_name(&self) -> Option<&str> {
+        self.view.as_deref()
+    }
+
+    /// Returns a request of lb-linker itself, in the view of the block.
+    fn own_request(&self, server: &Arc<Server>, query: Query) -> Request {
+        Request { view: self.view.clone(), ..server.internal_request(query) }
     }
 
     /// Returns whether *clients* refuses a name that falls through, because such a name counts as outside the zones.

@@ -55,7 +55,7 @@ use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
 use super::setup::{BlockBuilder, Setup};
-use super::{geoip, kubernetes};
+use super::{geoip, kubernetes, view};
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -114,7 +114,9 @@ pub(super) fn parse_format(word: &Token, block: &[Directive], builder: &mut Bloc
     let has_metadata = !builder.labeled.all().is_empty();
     let warning = format.metadata().find_map(|label| {
         labels::warning(label, has_metadata, |label| {
-            kubernetes::missing_for(label, block).or_else(|| geoip::missing_for(label, block))
+            kubernetes::missing_for(label, block)
+                .or_else(|| geoip::missing_for(label, block))
+                .or_else(|| view::missing_for(label, block))
         })
     });
     builder.warnings.extend(warning.map(|warning| word.error(warning)));

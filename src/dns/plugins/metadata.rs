@@ -11,6 +11,7 @@
 //! | `kubernetes/kind`, `kubernetes/namespace`, `kubernetes/service`, `kubernetes/endpoint`, `kubernetes/port-name`, `kubernetes/protocol` | the parts of a name in a zone of *kubernetes*, `svc` or `pod` first; empty if the name has no such part |
 //! | `kubernetes/zone` | the topology zone of such a name; with `zonal` |
 //! | `kubernetes/parse-error` | `invalid query name` instead of these parts |
+//! | `view/name` | the name of the block's *view*; unknown without one |
 //! | `kubernetes/client-namespace`, `kubernetes/client-pod-name` | the Pod with the client's address; with `pods verified` |
 //!
 //! [*geoip*](#geoip) has labels of its own. Labels are about the name before *rewrite*. Without this plugin in the block no label is known; a warning names

@@ -18,7 +18,6 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("route53", "isn't supported; forward the zone to the VPC's resolver, 169.254.169.253"),
     ("sign", "isn't supported; sign the zone's file outside, for example with ldns-signzone"),
     ("trace", "isn't supported; log and prometheus show the duration of queries"),
-    ("view", "isn't supported yet; give each group of clients an address or a port, and a block for it"),
 ];
 
 /// Plugins that others have written for CoreDNS, most of them listed on <https://coredns.io/explugins/>.
@@ -88,8 +87,10 @@ mod tests {
         for (name, expected) in [
             ("forward", None),
             (
-                "view",
-                Some("CoreDNS's plugin view isn't supported yet; give each group of clients an address"),
+                "trace",
+                Some(
+                    "CoreDNS's plugin trace isn't supported; log and prometheus show the duration of queries",
+                ),
             ),
             ("kubenodes", Some("kubenodes is an external plugin, which CoreDNS's own image lacks, too")),
             ("forwrad", Some("there is no plugin \"forwrad\"; is it forward?")),

@@ -168,6 +168,14 @@ pub struct BlockBuilder {
     pub optional_files: Vec<(PathBuf, Vec<u8>)>,
 }
 
+impl BlockBuilder {
+    /// Returns the name of the view that the block is for; `None` if it is for all queries.
+    #[must_use]
+    pub fn view(&self) -> Option<Arc<str>> {
+        self.plugins.iter().find_map(|plugin| plugin.view())
+    }
+}
+
 /// A function that SIGUSR1 calls: it resets failure state that would otherwise persist.
 pub type OnRestart = Arc<dyn Fn() + Send + Sync>;
 
@@ -410,6 +418,13 @@ impl Setup<'_> {
         let place = line.position().clone();
         self.builder.endpoints.push(HttpEndpoint { kind, address, position: place, tls });
         Ok(())
+    }
+
+    /// Returns the name of the block's view; `None` without one. Errors in its line are told by *view*.
+    #[must_use]
+    pub fn view(&self) -> Option<Arc<str>> {
+        let line = self.block.iter().find(|line| line.name() == "view")?;
+        Some(line.arguments().first()?.text.as_str().into())
     }
 
     /// Adds a plugin that has to be called for each request.

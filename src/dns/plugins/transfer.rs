@@ -217,7 +217,7 @@ impl Transfer {
         if !line.allows(client) {
             return Err(refused("`to` doesn't list the client"));
         }
-        let zone = request.server.transferred_zone(origin);
+        let zone = request.server.transferred_zone(origin, request.view.as_deref());
         let zone = zone.ok_or_else(|| refused("it isn't the origin of a zone that can be transferred"))?;
         // An answer by HTTPS or gRPC is one message, too.
         let has_one_message = matches!(request.protocol, Protocol::Udp | Protocol::Https | Protocol::Grpc);

@@ -93,7 +93,8 @@ impl CachedServer {
     /// Returns the answer of the response cache; `None` if it has no valid answer.
     fn cached_answer(&mut self, question: &[u8], client: SocketAddr) -> Option<Vec<u8>> {
         let mut out = [0; 4096];
-        let server = self.handler.server.load().number();
+        let server = self.handler.server.load_full();
+        let server = self.handler.number(&server, question, client, None, self.protocol);
         let length =
             self.response_cache.answer(question, client.ip(), server, Instant::now(), &mut out).ok()?;
         Some(out[..length].to_vec())
@@ -483,4 +484,65 @@ async fn truncated_answer_in_another_order_is_not_cached() {
         }
         assert_eq!(served.cached_answer(&asked, client("10.0.0.1")).is_some(), is_again, "{alias:?}");
     }
+}
+
+/// Blocks of one zone, whose views depend on what the key of a kept answer lacks.
+const VIEWS: &str = "
+a.test {
+    view one {
+        expr incidr(client_ip(), '10.1.0.0/16')
+    }
+    hosts {
+        192.0.2.1 a.test
+    }
+}
+a.test {
+    view two {
+        expr port() == '5353' && id() < 100
+    }
+    hosts {
+        192.0.2.2 a.test
+    }
+}
+a.test {
+    view three {
+        expr do() && metadata('a/b') == ''
+    }
+    hosts {
+        192.0.2.3 a.test
+    }
+}
+a.test {
+    hosts {
+        192.0.2.4 a.test
+    }
+}
+";
+
+#[tokio::test]
+async fn answers_of_blocks_with_views_are_kept_by_view() {
+    let mut server = CachedServer::of(VIEWS, OnGone::Dropped, &[]);
+    let mut hits = 0;
+    for round in 0..4 {
+        for (client, id, edns, expected) in [
+            ("10.1.0.1:5353", 7, None, 1),
+            ("10.2.0.1:5353", 7, None, 2),
+            ("10.2.0.1:5354", 7, None, 4),
+            ("10.2.0.1:5353", 100, None, 4),
+            ("10.2.0.1:5354", 7, Some((1232, true)), 3),
+            ("10.2.0.1:5353", 7, Some((1232, true)), 2),
+            ("10.1.0.1:5354", 700, Some((1232, true)), 1),
+            ("10.2.0.1:5354", 7, Some((1232, false)), 4),
+        ] {
+            let (client, question) =
+                (client.parse().unwrap(), question(id, "a.test.", RecordType::A, edns, 0));
+            let kept = server.cached_answer(&question, client);
+            let fresh = server.fresh_answer(&question, client).await;
+            let address = fresh.windows(4).any(|bytes| bytes == [192, 0, 2, expected]);
+            assert!(address, "{client} {id} {edns:?} in round {round}");
+            hits += usize::from(kept.is_some());
+            assert!(kept.is_none_or(|kept| kept == fresh), "{client} {id} {edns:?} in round {round}");
+        }
+    }
+    assert_eq!(hits, 3 * 8 + 1, "two clients of the last block have the same query");
 }

@@ -272,16 +272,18 @@ fn check_http(blocks: &[BuiltBlock]) -> Result<(), CorefileError> {
     Ok(())
 }
 
-/// Adds a zone to the listener at an address. The first zone there also adds the listener.
+/// Adds a zone to the listener at an address. The first zone there also adds the listener. `is_for_all` returns whether a
+/// block is for all queries, not for those of a view.
 ///
 /// # Errors
-/// If another listener on the same port conflicts, or the listener already has the zone.
+/// If another listener on the same port conflicts, or the listener has the zone in another block for all queries.
 fn add_zone(
     listeners: &mut Vec<Listener>,
     at: ListenAddress,
     zone: &Name,
     block: usize,
     position: &Position,
+    is_for_all: impl Fn(usize) -> bool,
 ) -> Result<(), CorefileError> {
     // Port 0 is a different port for each listener.
     let same_port = |other: &&Listener| {
@@ -307,7 +309,8 @@ fn add_zone(
                 other.at.address, at.address
             )));
         }
-        if other.at == at && other.zones.iter().any(|(known, _)| known == zone) {
+        let is_taken = |(known, other): &(Name, usize)| known == zone && is_for_all(*other);
+        if other.at == at && is_for_all(block) && other.zones.iter().any(is_taken) {
             return Err(position.error(format!("{zone} is served on {at} already: see line {line}")));
         }
     }
@@ -356,9 +359,9 @@ impl Configuration {
             }
         }
         let ports = served.iter().map(|(address, _)| address.port).collect();
-        let builder = build(&block.lines, &zones, ports, context)?;
+        let mut builder = build(&block.lines, &zones, ports, context)?;
         for (address, word) in served {
-            self.add_address(&address, word, block, &builder).map_err(|error| vec![error])?;
+            self.add_address(&address, word, block, &mut builder).map_err(|error| vec![error])?;
         }
         let fingerprint = BlockFingerprint::new(&zones, &block.lines, &builder, &context.targets);
         let block = ServerBlock {
@@ -380,7 +383,7 @@ impl Configuration {
         address: &Address,
         word: &Token,
         block: &corefile::BlockSource,
-        builder: &BlockBuilder,
+        builder: &mut BlockBuilder,
     ) -> Result<(), CorefileError> {
         let shed = block.lines.iter().find(|line| line.name() == "shed");
         if let Some(line) = shed.filter(|_| address.scheme != Scheme::Dns) {
@@ -399,10 +402,25 @@ impl Configuration {
                 .error("a quic:// block can't have proxyproto: PROXY headers aren't read by QUIC"));
         }
         let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        let mut hidden = None;
         for ip in if builder.bind.is_empty() { &all[..] } else { &builder.bind } {
             let at = ListenAddress { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
-            add_zone(&mut self.listeners, at, &address.zone, self.blocks.len(), &word.position)?;
+            let (number, blocks) = (self.blocks.len(), &self.blocks);
+            let builder_of = |other: usize| blocks.get(other).map_or(&*builder, |built| &built.builder);
+            let is_for_all = |block| builder_of(block).view().is_none();
+            add_zone(&mut self.listeners, at, &address.zone, number, &word.position, is_for_all)?;
+            let listener = self.listeners.iter().find(|listener| listener.at == at);
+            let of_zone = listener.into_iter().flat_map(|listener| &listener.zones);
+            let mut before = of_zone.filter(|(zone, block)| *zone == address.zone && *block != number);
+            if before.any(|(_, block)| is_for_all(*block)) {
+                hidden = Some(word.error(format!(
+                    "no query reaches this block: one before it answers all queries for {} on {at}; put it behind the \
+                     blocks with a view",
+                    to_presentation(&address.zone)
+                )));
+            }
         }
+        builder.warnings.extend(hidden);
         Ok(())
     }
 
@@ -487,7 +505,7 @@ impl Configuration {
         let mut builders = listener.zones.iter().map(|(_, number)| &self.blocks[*number].builder);
         let proxies = builders.find_map(|builder| builder.proxies.clone());
         Server::new(bound.to_string(), &blocks, server_metrics)
-            .with_view(twin.at.to_string())
+            .with_group(twin.at.to_string())
             .with_proxies(proxies)
     }
 }

@@ -320,21 +320,24 @@ impl Instance {
         let is_own = |other: &Arc<ServerBlock>| Arc::ptr_eq(other, block);
         let server = servers.iter().find(|server| server.blocks().any(|(_, other)| is_own(other)));
         // Every block belongs to a server; the default is never used.
-        let (label, view) =
-            server.map(|server| (server.label.clone(), server.view.clone())).unwrap_or_default();
+        let (label, group) =
+            server.map(|server| (server.label.clone(), server.group.clone())).unwrap_or_default();
         let zones: Vec<_> = block.zones.iter().map(|zone| (zone.clone(), Arc::clone(block))).collect();
-        Arc::new(Server::new(label, &zones, Arc::clone(&self.metrics)).with_view(view))
+        Arc::new(Server::new(label, &zones, Arc::clone(&self.metrics)).with_group(group))
     }
 
-    /// Returns `(server, zone, plugin)` for every enabled plugin; as in CoreDNS, only for blocks with *prometheus*, and
-    /// only for the first zone of a block.
-    fn enabled(&self) -> Vec<(String, String, &'static str)> {
+    /// Returns server, zone and view of every enabled plugin; as in CoreDNS, only for blocks with *prometheus*, and only
+    /// for the first zone of a block.
+    fn enabled(&self) -> Vec<([String; 3], &'static str)> {
         let mut all = Vec::new();
         for live in &self.listeners {
             for (zone, block) in live.handler.server.load().blocks() {
                 let names: Vec<_> = block.plugins.iter().map(|plugin| plugin.name()).collect();
                 if block.zones.first() == Some(zone) && names.contains(&"prometheus") {
-                    all.extend(names.iter().map(|name| (live.bound.to_string(), zone.to_ascii(), *name)));
+                    let view = block.plugins.iter().find_map(|plugin| plugin.view());
+                    let view = view.as_deref().unwrap_or_default().to_owned();
+                    let labels = [live.bound.to_string(), zone.to_ascii(), view];
+                    all.extend(names.iter().map(|name| (labels.clone(), *name)));
                 }
             }
         }

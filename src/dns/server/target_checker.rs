@@ -90,14 +90,17 @@ impl TargetChecker {
         false
     }
 
-    /// Returns one server of each view, and its first `lb_linker`, which resolves the targets of links.
+    /// Returns one server of each group, with its first `lb_linker` of each view, which resolves the targets of links.
     fn views(&self) -> Vec<(Arc<Server>, Arc<LbLinker>)> {
         let mut views: Vec<(Arc<Server>, Arc<LbLinker>)> = Vec::new();
         for server in &*self.servers.borrow().clone() {
-            if !views.iter().any(|(known, _)| known.view == server.view)
-                && let Some(links) = LbLinker::all_of(server).into_iter().next()
-            {
-                views.push((Arc::clone(server), links));
+            for links in LbLinker::all_of(server) {
+                let is_same = |(known, other): &(Arc<Server>, Arc<LbLinker>)| {
+                    known.group == server.group && other.view_name() == links.view_name()
+                };
+                if !views.iter().any(is_same) {
+                    views.push((Arc::clone(server), links));
+                }
             }
         }
         views

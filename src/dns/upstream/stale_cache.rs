@@ -26,7 +26,7 @@ const BACK_TO_ZONE_HOLD_OFF: Duration = Duration::from_secs(5);
 /// The TTL of a stale answer, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
 
-/// The caches of all views, keyed by view. They outlive the server blocks of a view.
+/// The caches, keyed by the group of servers with the same blocks and the view of the block. They outlive the blocks.
 pub type StaleCaches = Arc<DashMap<String, Arc<StaleCache>>>;
 
 /// The last good answer for each target and type.

@@ -7,7 +7,7 @@ use super::compare::Group;
 use super::server::Program;
 use super::{
     autopath, blocks, cache, etcd, forward, hosts, proxyproto, rewrite, small_plugins, stub_domains,
-    template, tsig, zone_files,
+    template, tsig, views, zone_files,
 };
 
 /// A reason for differences from CoreDNS, and the differences that it explains.
@@ -489,6 +489,7 @@ fn every_expected_difference_names_an_existing_group() {
         stub_domains::GROUPS,
         template::GROUPS,
         tsig::GROUPS,
+        views::GROUPS,
         zone_files::GROUPS,
     ];
     let groups: Vec<&str> = modules.iter().flat_map(|groups| groups.iter().map(|group| group.name)).collect();

@@ -124,6 +124,21 @@ const COREFILE: &str = r#"
         errors
         whoami
     }
+    view.test:{$PORT} {
+        bind 127.0.0.1
+        metadata
+        view inside {
+            expr type() == 'A'
+        }
+        log . "{/view/name} {type}"
+        whoami
+    }
+    view.test:{$PORT} {
+        bind 127.0.0.1
+        metadata
+        log . "{/view/name} {type}"
+        whoami
+    }
     end.test:{$PORT} {
         bind 127.0.0.1
         log . "the end {type}"
@@ -188,6 +203,8 @@ const QUESTIONS: &str = "
     a.classes.test. A
     b.classes.test. AAAA
     c.classes.test. NAPTR
+    a.view.test. A
+    b.view.test. MX
     a.consolidated.test. A
     b.consolidated.test. A
     c.consolidated.test. TXT

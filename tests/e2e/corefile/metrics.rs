@@ -72,6 +72,25 @@ const COREFILE: &str = "
             max_fails 0
         }
     }
+    view.test:{$PORT} {
+        bind 127.0.0.1
+        view inside {
+            expr type() in ['A', 'MX']
+        }
+        prometheus 127.0.0.1:{$METRICS}
+        acl {
+            block type MX
+        }
+        cache
+        template IN A view.test {
+            answer \"{{ .Name }} 60 IN A 192.0.2.1\"
+        }
+    }
+    view.test:{$PORT} {
+        bind 127.0.0.1
+        prometheus 127.0.0.1:{$METRICS}
+        whoami
+    }
     unmeasured.test:{$PORT} {
         bind 127.0.0.1
         whoami
@@ -122,6 +141,10 @@ const QUESTIONS: &str = "
     version.bind. TXT CH
     x.dead.test. A
     x.dead.test. A tcp
+    a.view.test. A
+    a.view.test. A
+    a.view.test. MX
+    a.view.test. TXT
     x.unmeasured.test. A
     a.example.org. A opcode=2
     a.example.org. A nord";

@@ -25,6 +25,7 @@ pub(super) struct CacheMetrics {
 pub(super) struct AllCacheCounters {
     metrics: Arc<CacheMetrics>,
     zones: String,
+    view: Option<Arc<str>>,
     listeners: ArcSwap<Vec<Arc<CacheCounters>>>,
 }
 
@@ -76,8 +77,8 @@ impl MetricGroup for CacheMetrics {
 }
 
 impl AllCacheCounters {
-    pub(super) fn new(metrics: Arc<CacheMetrics>, zones: String) -> Self {
-        Self { metrics, zones, listeners: ArcSwap::default() }
+    pub(super) fn new(metrics: Arc<CacheMetrics>, zones: String, view: Option<Arc<str>>) -> Self {
+        Self { metrics, zones, view, listeners: ArcSwap::default() }
     }
 
     pub(super) fn at(&self, server: &str) -> Arc<CacheCounters> {
@@ -85,9 +86,10 @@ impl AllCacheCounters {
             return Arc::clone(known);
         }
         let Self { metrics, zones, .. } = self;
-        let common = |counters: &ShardedCounterVec| counters.with(&[server, zones, ""]);
+        let view = self.view.as_deref().unwrap_or_default();
+        let common = |counters: &ShardedCounterVec| counters.with(&[server, zones, view]);
         let typed =
-            |counters: &ShardedCounterVec| PARTS.map(|part| counters.with(&[server, part, zones, ""]));
+            |counters: &ShardedCounterVec| PARTS.map(|part| counters.with(&[server, part, zones, view]));
         let counters = Arc::new(CacheCounters {
             server: server.to_owned(),
             requests: common(&metrics.requests),
@@ -113,8 +115,9 @@ impl AllCacheCounters {
         if evicted > 0 {
             counters.evictions[part(kind)].add(0, evicted as u64);
         }
+        let view = self.view.as_deref().unwrap_or_default();
         let gauge =
-            |part| self.metrics.entries.with_label_values(&[&*counters.server, part, &self.zones, ""]);
+            |part| self.metrics.entries.with_label_values(&[&*counters.server, part, &self.zones, view]);
         let gauges = counters.entries.get_or_init(|| PARTS.map(gauge));
         for (gauge, entries) in gauges.iter().zip([success, denial]) {
             gauge.set(i64::try_from(entries).unwrap_or(i64::MAX));

@@ -253,7 +253,7 @@ async fn zone_is_transferred_with_its_name_servers() {
         ("shop", "web", "192.0.2.1", &["web.shop.example.com", "*.example.com"]),
     ];
     let server = server("resources Service\n}\ntransfer {\nto *", services);
-    let zone = server.server.transferred_zone(&Name::from_ascii("example.com.").unwrap()).unwrap();
+    let zone = server.server.transferred_zone(&Name::from_ascii("example.com.").unwrap(), None).unwrap();
     let owners = zone
         .state()
         .unwrap()

@@ -71,7 +71,7 @@ impl LbLinker {
         let question = UpstreamQuery::recursive(other, RecordType::A).key();
         for qtype in ADDRESS_TYPES {
             let check = Arc::new(TargetCheck::new_probe(upstream, question.clone(), timeout));
-            let request = server.internal_request(Query::query(name.clone(), qtype));
+            let request = self.own_request(server, Query::query(name.clone(), qtype));
             let look_up =
                 Server::look_up(&request, request.query.clone(), Purpose::Check(Arc::clone(&check)));
             let in_time = timeout_at(check.deadline, look_up).await;
@@ -121,7 +121,7 @@ impl LbLinker {
     ) -> (Option<SocketAddr>, CheckEnd) {
         let check = Arc::new(check);
         let purpose = Purpose::Check(Arc::clone(&check));
-        let request = Request { purpose, ..server.internal_request(query) };
+        let request = Request { purpose, ..self.own_request(server, query) };
         let chased = timeout_at(check.deadline, self.chase_target(&request, namespace)).await;
         let end = match (check.ended(), chased) {
             (Some(end), Ok(_)) => end,

@@ -32,17 +32,19 @@ use crate::model::target_policy::TargetPolicy;
 /// response timer of RFC 8767 section 5. A CoreDNS that forwards to lb-linker gives up after 2 s.
 pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_millis(1800);
 
-/// The resolvers by view. Views don't share a resolver, because each view has its own server blocks, perhaps for its
+/// The resolvers by group of servers. Groups don't share one, because each has its own server blocks, perhaps for its
 /// own clients.
 #[derive(Debug)]
 pub(super) struct TargetResolvers {
     resolvers: DashMap<String, Arc<TargetResolver>>,
     stale_caches: StaleCaches,
+    /// The name of the view of the block, whose look-ups reach no other view.
+    view: Option<Arc<str>>,
     failing: Arc<FailedTargets>,
     policy: Arc<TargetPolicy>,
 }
 
-/// The look-ups in flight and the last known answers in one view.
+/// The look-ups in flight and the last known answers in one group of servers.
 #[derive(Debug)]
 pub(super) struct TargetResolver {
     look_ups: Group<TargetRoute, (IpAddr, LookupResult)>,
@@ -79,21 +81,24 @@ pub(super) struct ResolveOptions<'a> {
 impl TargetResolvers {
     pub(super) fn new(
         stale_caches: StaleCaches,
+        view: Option<Arc<str>>,
         targets_failing: &FailedTargetsGauge,
         policy: Arc<TargetPolicy>,
     ) -> Self {
         let failing = targets_failing.new_set();
-        Self { resolvers: DashMap::new(), stale_caches, failing, policy }
+        Self { resolvers: DashMap::new(), stale_caches, view, failing, policy }
     }
 
     pub(super) fn of(&self, server: &Server) -> Arc<TargetResolver> {
-        if let Some(targets) = self.resolvers.get(&server.view) {
+        if let Some(targets) = self.resolvers.get(&server.group) {
             return Arc::clone(&targets);
         }
         let (failing, policy) = (Arc::clone(&self.failing), Arc::clone(&self.policy));
-        let stale_cache = Arc::clone(&self.stale_caches.entry(server.view.clone()).or_default());
+        let view = self.view.as_ref().map(|view| format!(" {view}")).unwrap_or_default();
+        let of_view = format!("{}{view}", server.group);
+        let stale_cache = Arc::clone(&*self.stale_caches.entry(of_view).or_default());
         let new = || Arc::new(TargetResolver { look_ups: Group::default(), stale_cache, failing, policy });
-        Arc::clone(&self.resolvers.entry(server.view.clone()).or_insert_with(new))
+        Arc::clone(&self.resolvers.entry(server.group.clone()).or_insert_with(new))
     }
 
     /// Abandons the look-ups in flight for a name, and removes the name from the failing targets unless it is a target;
@@ -452,7 +457,7 @@ mod tests {
         let context =
             TestServer::corefile(". {\ntemplate IN A {\nanswer \"{{ .Name }} 60 IN A 192.0.2.1\"\n}\n}\n");
         let gauge = FailedTargetsGauge::new(prometheus::IntGauge::new("failing", "-").unwrap());
-        let targets = TargetResolvers::new(Arc::default(), &gauge, Arc::default()).of(&context.server);
+        let targets = TargetResolvers::new(Arc::default(), None, &gauge, Arc::default()).of(&context.server);
         for (client, is_answered) in [("10.0.0.1", false), ("10.0.0.2", true)] {
             let request = context.clone().from(client).request("t.example. A");
             let mut refused = request.reply("forward");

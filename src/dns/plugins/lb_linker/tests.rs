@@ -62,7 +62,7 @@ async fn zone_that_transfer_names_has_its_own_serial() {
     let server = context("lb.internal lab.internal {\nlb_linker\ntransfer lb.internal {\nto *\n}\n}\n");
     let store = &server.shared.store;
     store.last_change().store(1_700_000_000, Ordering::Relaxed);
-    let zone = server.server.transferred_zone(&name("LB.internal.")).unwrap();
+    let zone = server.server.transferred_zone(&name("LB.internal."), None).unwrap();
     assert_eq!((zone.serial(), zone.soa().unwrap().serial()), (Some(1_700_000_000), Some(1_700_000_000)));
     let mut now = 1_700_000_000;
     for question in ["lb.internal. SOA", "none.lb.internal. A"] {
@@ -75,7 +75,7 @@ async fn zone_that_transfer_names_has_its_own_serial() {
         assert_eq!(zone.serial().map(u64::from), Some(now));
         assert_eq!(kept.load(Ordering::Relaxed), now);
     }
-    assert!(server.server.transferred_zone(&name("lab.internal.")).is_none());
+    assert!(server.server.transferred_zone(&name("lab.internal."), None).is_none());
     assert!(server.ask("lab.internal. SOA").await.contains(" hostmaster.lab.internal. 42 "));
     assert_eq!(store.serial(), 42);
 }
@@ -361,10 +361,10 @@ async fn ds_query_leaves_the_block_of_the_zone_only_at_its_origin() {
 }
 
 #[tokio::test]
-async fn listeners_of_the_same_blocks_share_a_view() {
+async fn listeners_of_the_same_blocks_are_one_group() {
     let blocks =
         "lb.internal {\nbind 127.0.0.1 127.0.0.2\nlb_linker\n}\n. {\nbind 127.0.0.1 127.0.0.2\nwhoami\n}\n";
     let listeners = listeners(&format!("{blocks}example:54 {{\nwhoami\n}}\n"));
-    let views: Vec<&str> = listeners.iter().map(|context| &*context.server.view).collect();
-    assert_eq!(views, ["dns://127.0.0.1:53", "dns://127.0.0.1:53", "dns://:54"]);
+    let groups: Vec<&str> = listeners.iter().map(|context| &*context.server.group).collect();
+    assert_eq!(groups, ["dns://127.0.0.1:53", "dns://127.0.0.1:53", "dns://:54"]);
 }

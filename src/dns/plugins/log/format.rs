@@ -5,15 +5,13 @@ use std::fmt::{self, Write};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use hickory_proto::op::Edns;
 use serde_json::Value;
 
 use crate::dns::chain::request::Request;
 use crate::dns::message::encode::{encode, uncompressed_length};
-use crate::dns::message::header::{MIN_UDP, OPT_LENGTH};
+use crate::dns::message::header::OPT_LENGTH;
 use crate::dns::message::presentation::{class_text, rcode_name, type_text};
 use crate::dns::message::reply::Reply;
-use crate::dns::net::Protocol;
 use crate::dns::query_log::JsonField;
 
 const COMMON: &str = "{remote}:{port} - {>id} \"{type} {class} {name} {proto} {size} {>do} {>bufsize}\" \
@@ -167,13 +165,12 @@ impl Format {
 impl<'a> LogEntry<'a> {
     fn show(&self, label: Label) -> LogValue<'a> {
         let Self { request, name, reply, duration } = *self;
-        let is_udp = request.protocol == Protocol::Udp;
         let number = |number: usize| LogValue::Number(number as u64);
         match label {
             Label::Type => LogValue::Text(type_text(request.query.query_type())),
             Label::Name => LogValue::Text(name.into()),
             Label::Class => LogValue::Text(class_text(request.query.query_class())),
-            Label::Proto => LogValue::Text(if request.protocol.is_over_udp() { "udp" } else { "tcp" }.into()),
+            Label::Proto => LogValue::Text(request.proto_text().into()),
             Label::Size => number(request.length()),
             Label::Remote => LogValue::Address(request.client.ip().to_canonical()),
             Label::Port => LogValue::Number(request.client.port().into()),
@@ -181,11 +178,7 @@ impl<'a> LogEntry<'a> {
             Label::Id => LogValue::Number(request.metadata.id.into()),
             Label::Opcode => LogValue::Number(u8::from(request.metadata.op_code).into()),
             Label::Do => LogValue::Flag(request.dnssec_ok()),
-            Label::Bufsize if is_udp => {
-                let advertised = request.edns.as_ref().map_or(MIN_UDP, Edns::max_payload);
-                LogValue::Number(advertised.max(MIN_UDP).into())
-            }
-            Label::Bufsize => LogValue::Number(u16::MAX.into()),
+            Label::Bufsize => LogValue::Number(request.accepted_size().into()),
             Label::Rcode => reply.map_or(LogValue::Nothing, |reply| {
                 let rcode = reply.metadata.response_code;
                 rcode_name(rcode)

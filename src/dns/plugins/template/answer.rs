@@ -103,8 +103,8 @@ impl Templates {
     }
 
     async fn answer(&self, answer: &AnswerTemplate, request: &Request, data: &Data) -> PluginResult {
-        let server = &*request.server.label;
-        self.metrics.matches.with_label_values(&[server, &data.zone, "", &data.class, &data.rtype]).inc();
+        let labels = [&*request.server.label, &data.zone, request.view_name(), &data.class, &data.rtype];
+        self.metrics.matches.with_label_values(&labels).inc();
         if answer.rcode == ResponseCode::ServFail {
             return Err(PluginError::servfail(""));
         }
@@ -118,7 +118,7 @@ impl Templates {
         reply.metadata.authoritative = true;
         reply.metadata.response_code = answer.rcode;
         for template in &answer.answers {
-            let record = self.record(server, "answer", template, data)?;
+            let record = self.record(request, "answer", template, data)?;
             let target = target(&record, request.query.query_type());
             reply.records.answers.push(record);
             if let Some(target) = target {
@@ -126,10 +126,10 @@ impl Templates {
             }
         }
         for template in &answer.additionals {
-            reply.records.additionals.push(self.record(server, "additional", template, data)?);
+            reply.records.additionals.push(self.record(request, "additional", template, data)?);
         }
         for template in &answer.authorities {
-            reply.records.authorities.push(self.record(server, "authority", template, data)?);
+            reply.records.authorities.push(self.record(request, "authority", template, data)?);
         }
         reply.options.extend(answer.ede.clone());
         // Labels differ between clients, and change with the cluster.
@@ -139,14 +139,15 @@ impl Templates {
 
     fn record(
         &self,
-        server: &str,
+        request: &Request,
         section: &str,
         template: &Template,
         data: &Data,
     ) -> Result<Record, PluginError> {
         let count = |counter: &IntCounterVec| {
+            let (server, view) = (&*request.server.label, request.view_name());
             let (zone, class, rtype) = (&*data.zone, &*data.class, &*data.rtype);
-            let labels = [server, zone, "", class, rtype, section, &template.to_string()];
+            let labels = [server, zone, view, class, rtype, section, &template.to_string()];
             counter.with_label_values(&labels).inc();
         };
         let text = template.run(data).map_err(|error| {

@@ -104,7 +104,7 @@ impl Notifier {
 
     fn look_at(&mut self, server: &Server, origin: Name) {
         let Some(line) = line_of(&self.lines, &origin).filter(|line| !line.to.is_empty()) else { return };
-        let Some(zone) = server.transferred_zone(&origin) else { return };
+        let Some(zone) = server.transferred_zone(&origin, None) else { return };
         let now = Instant::now();
         let told = self.told.get(&origin);
         let has_pause = told.is_some_and(|told| now < told.at + PAUSE);

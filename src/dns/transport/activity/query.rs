@@ -68,10 +68,12 @@ pub(in crate::dns::transport) async fn answer(
 /// Returns the answer from the response cache of this thread, or else the key under which the answer should be kept.
 fn known_answer(activity: &Activity, message: &[u8]) -> Result<Vec<u8>, Option<Box<[u8]>>> {
     let client = unmapped(activity.client).ip();
-    let server = activity.handler.server.load().number();
+    let handler = &activity.handler;
+    let of =
+        handler.number(&handler.server.load(), message, activity.client, activity.local, activity.protocol);
     let now = Instant::now();
     with_thread_cache(|ThreadCache { response_cache, out }| {
-        let answered = response_cache.answer(message, client, server, now, out);
+        let answered = response_cache.answer(message, client, of, now, out);
         let length = answered.map_err(|_| response_cache.key_to_keep().map(Box::from))?;
         response_cache.set_hit_duration(now.elapsed());
         Ok(out[..length].to_vec())

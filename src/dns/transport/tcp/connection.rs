@@ -268,7 +268,8 @@ impl Session {
     /// there is one.
     fn answer_known(&mut self) -> io::Result<Option<Unanswered>> {
         let client = unmapped(self.connection.client).ip();
-        let server = self.connection.handler.server.load().number();
+        let (address, local) = (self.connection.client, self.connection.local);
+        let server = self.connection.handler.server.load_full();
         let now = Instant::now();
         let (mut answered, mut unanswered) = (0, None);
         with_thread_cache(|ThreadCache { response_cache, out }| {
@@ -283,7 +284,9 @@ impl Session {
                         break;
                     }
                 };
-                match response_cache.answer(message, client, server, now, out) {
+                let handler = &self.connection.handler;
+                let of = handler.number(&server, message, address, local, self.protocol);
+                match response_cache.answer(message, client, of, now, out) {
                     Ok(length) => {
                         self.output.push(&out[..length], None);
                         answered += 1;

@@ -246,13 +246,8 @@ impl Worker {
                 self.enqueue(backlog, false, QueryProgress::Message(question.to_vec()), peer, None);
                 continue;
             }
-            let length = match response_cache.answer(
-                question,
-                unmapped(peer.client).ip(),
-                server.number(),
-                now,
-                out,
-            ) {
+            let of = self.handler.number(&server, question, peer.client, peer.local, Protocol::Udp);
+            let length = match response_cache.answer(question, unmapped(peer.client).ip(), of, now, out) {
                 Ok(length) => {
                     repeated += 1;
                     Some(length)

@@ -48,7 +48,7 @@ fn domain(wire: &[u8]) -> String {
 
 /// Returns the records of a zone, as they are in the order of the transfer.
 fn records(server: &TestServer, origin: &str) -> Vec<ZoneRecord> {
-    let zone = server.server.transferred_zone(&Name::from_ascii(origin).unwrap()).expect("a zone");
+    let zone = server.server.transferred_zone(&Name::from_ascii(origin).unwrap(), None).expect("a zone");
     let state = zone.state().expect("the zone is served");
     std::iter::once(state.soa).chain(state.records.flatten()).collect()
 }
@@ -254,9 +254,9 @@ async fn zone_is_served_when_all_is_listed_and_transferred_if_named() {
         server("transfer cluster.local {\nto *\n}\nk8s_external ex.test\nkubernetes cluster.local b.c");
     let name = |text: &str| Name::from_ascii(text).unwrap();
     for other in ["ex.test.", "b.c.", "a.cluster.local."] {
-        assert!(server.server.transferred_zone(&name(other)).is_none(), "{other}");
+        assert!(server.server.transferred_zone(&name(other), None).is_none(), "{other}");
     }
-    let zone = server.server.transferred_zone(&name("CLUSTER.local.")).unwrap();
+    let zone = server.server.transferred_zone(&name("CLUSTER.local."), None).unwrap();
     assert!(zone.serial().is_none() && zone.soa().is_none() && zone.state().is_none());
     list(&cluster);
     assert!(zone.serial().is_some());
@@ -270,7 +270,7 @@ async fn state_stays_as_it_is_while_objects_change() {
     list(&cluster);
     let reply = server.reply("web.a.svc.cluster.local. A").await.unwrap();
     let expected = shown(&server, "cluster.local.");
-    let zone = server.server.transferred_zone(&Name::from_ascii("cluster.local.").unwrap()).unwrap();
+    let zone = server.server.transferred_zone(&Name::from_ascii("cluster.local.").unwrap(), None).unwrap();
     let state = zone.state().unwrap();
     drop(zone.state());
     let validity = reply.validity.unwrap();
