@@ -270,6 +270,7 @@ impl Forward {
             look_ups: SharedLookups::default(),
             next_rcodes: Vec::new(),
             next_on_nodata: false,
+            taps: None,
             loop_state,
         }
     }

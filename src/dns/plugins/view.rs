@@ -85,14 +85,12 @@ mod parser;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hickory_proto::rr::Name;
 
 use super::setup::Setup;
-use crate::dns::chain::labels;
+use crate::dns::chain::labels::{self, LabelSubject};
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::{CorefileError, Directive, Position, Token};
@@ -204,7 +202,7 @@ impl Plugin for View {
         self.conditions.iter().all(|condition| condition.holds(&facts) == Some(true))
     }
 
-    fn label(&self, label: &str, _name: &Name, _client: IpAddr) -> Option<String> {
+    fn label(&self, label: &str, _subject: &LabelSubject) -> Option<String> {
         (label == labels::VIEW).then(|| self.name.as_ref().to_owned())
     }
 }
