@@ -26,7 +26,9 @@ fn check(bytes: &[u8], query: Option<&[u8]>) -> Result<&'static str, String> {
     });
     match (query, decoded) {
         (Some(query), _) if query != message || !is_whole => error("the query is the whole stream"),
-        (Some([0, 0, ..]), _) if has_keepalive => error("a query has no edns-tcp-keepalive"),
+        (Some([0, 0, ..]), _) if has_keepalive && has_plain_opt(message) => {
+            error("a query has no edns-tcp-keepalive")
+        }
         (Some([0, 0, ..]), _) => Ok("a query"),
         (Some(_), _) => error("the id of a query is 0"),
         (None, Some(decoded)) if is_whole && !has_keepalive && is_usual(&decoded, message) => {
@@ -35,6 +37,11 @@ fn check(bytes: &[u8], query: Option<&[u8]>) -> Result<&'static str, String> {
         (None, _) if !is_whole => Ok("another length"),
         (None, _) => Ok("no query"),
     }
+}
+
+/// Returns whether a message may have an OPT record whose name, the root, isn't a pointer.
+fn has_plain_opt(message: &[u8]) -> bool {
+    message.windows(3).any(|bytes| bytes == [0, 0, 41])
 }
 
 /// Returns whether a message is a query with the id 0 and one question without compression.
