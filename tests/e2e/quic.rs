@@ -124,8 +124,11 @@ impl Site {
         quic_client(&self.certificates, 100_000)
     }
 
+    /// Connects a client. On a busy machine a handshake may take longer than `read`.
     async fn connect(&self, endpoint: &Endpoint) -> Connection {
-        connect(endpoint, self.quic, &self.client()).await.unwrap()
+        let config = self.client();
+        let look = || async { connect(endpoint, self.quic, &config).await.ok() };
+        eventually("a connection by QUIC", look).await
     }
 
     /// Asserts that UDP and DNS over QUIC are served, and that memory is within the limit.

@@ -26,20 +26,29 @@ fn check(bytes: &[u8], query: Option<&[u8]>) -> Result<&'static str, String> {
     });
     match (query, decoded) {
         (Some(query), _) if query != message || !is_whole => error("the query is the whole stream"),
-        (Some([0, 0, ..]), _) if has_keepalive => error("a query has no edns-tcp-keepalive"),
+        (Some([0, 0, ..]), _) if has_keepalive && has_plain_opt(message) => {
+            error("a query has no edns-tcp-keepalive")
+        }
         (Some([0, 0, ..]), _) => Ok("a query"),
         (Some(_), _) => error("the id of a query is 0"),
-        (None, Some(decoded)) if is_whole && !has_keepalive && is_usual(&decoded, message) => {
-            error("a usual query is taken")
-        }
+        (None, Some(decoded)) if is_whole && is_usual(&decoded, message) => error("a usual query is taken"),
         (None, _) if !is_whole => Ok("another length"),
         (None, _) => Ok("no query"),
     }
 }
 
-/// Returns whether a message is a query with the id 0 and one question without compression.
+/// Returns whether a message may have an OPT record whose name, the root, isn't a pointer.
+fn has_plain_opt(message: &[u8]) -> bool {
+    message.windows(3).any(|bytes| bytes == [0, 0, 41])
+}
+
+/// Returns whether a message is a query with the id 0 and one question without compression, and has nothing that looks
+/// like edns-tcp-keepalive.
 fn is_usual(decoded: &Message, message: &[u8]) -> bool {
     let [question] = &decoded.queries[..] else { return false };
     let is_query = decoded.metadata.message_type == MessageType::Query && decoded.metadata.id == 0;
-    is_query && question.to_bytes().is_ok_and(|question| message[12..].starts_with(&question))
+    let may_have_keepalive = message.windows(2).any(|bytes| bytes == TCP_KEEPALIVE.to_be_bytes());
+    is_query
+        && !may_have_keepalive
+        && question.to_bytes().is_ok_and(|question| message[12..].starts_with(&question))
 }

@@ -19,7 +19,7 @@
 //! another address. All listeners together have 1,000 connections at most, a client's address half of them: then the
 //! connection that has been idle longest is closed, or the new one if none is idle. Beyond 64 handshakes with new
 //! addresses at once clients first have to prove their address (Retry, RFC 9000 section 8.1), which takes a round
-//! trip: packets with forged addresses keep no client out. An idle connection takes about 40 KiB of memory.
+//! trip: packets with forged addresses keep no client out. An idle connection takes about 60 KiB of memory.
 //!
 //! Differences from CoreDNS: answers aren't limited to the size that EDNS advertises, or to 512 bytes. Zones can be
 //! transferred. The answer waits for the end of the query's stream; CoreDNS answers before it, and ignores what

@@ -72,6 +72,8 @@ struct State {
     /// The bytes of HTTP/2 or QUIC received so far, and those of them that are more than the requests need.
     received_bytes: usize,
     extra_bytes: usize,
+    /// The bytes sent by QUIC so far.
+    sent_bytes: usize,
     /// The share of the memory for frames.
     kept: QuotaGuard,
     /// Why the connection has to end at once.
@@ -134,6 +136,7 @@ impl Activity {
             closes_at: None,
             received_bytes: 0,
             extra_bytes: 0,
+            sent_bytes: 0,
             kept,
             failure: None,
         };
@@ -156,12 +159,15 @@ impl Activity {
         }
     }
 
-    /// Notes the number of bytes that the client has sent by QUIC so far.
-    pub fn received_by_quic(&self, bytes: usize) {
+    /// Notes the numbers of bytes that were received and sent by QUIC so far. The client has to acknowledge what it
+    /// receives, with fewer bytes than that.
+    pub fn transferred(&self, received: usize, sent: usize) {
         let mut state = self.state.lock();
-        let more = bytes.saturating_sub(state.received_bytes);
+        let more = received.saturating_sub(state.received_bytes);
+        let acknowledged = sent.saturating_sub(state.sent_bytes);
         state.received_bytes += more;
-        state.add_extra(more);
+        state.sent_bytes += acknowledged;
+        state.add_extra(more.saturating_sub(acknowledged));
     }
 
     /// Notes a request that ends before it is complete: it costs as much as two large requests, so that a client can't

@@ -41,7 +41,7 @@ const COREFILE: &str = "
 ";
 
 const DB: &str = "$ORIGIN example.org.
-@     600 IN SOA ns hostmaster 1 7200 1800 86400 300
+@     600 IN SOA ns hostmaster 1 7200 1800 86400 600
 @     600 IN NS ns
 a      60 IN A 192.0.2.10
 b     120 IN CNAME a

@@ -113,7 +113,7 @@ async fn read_query(
     let mut reading = pin!(read_to_end(receiving));
     let mut counting = pin!(std::future::poll_fn(|context| {
         // Out of order, a few bytes keep their whole packet in memory.
-        activity.received_by_quic(net_bytes(connection));
+        count_bytes(connection, activity);
         reading.as_mut().poll(context)
     }));
     let read = match futures::poll!(&mut counting) {
@@ -129,10 +129,11 @@ async fn read_query(
     query_of(bytes).ok_or(Failure::Connection(ErrorCode::ProtocolError))
 }
 
-/// Returns the number of bytes that the client has sent, less those sent to it, which it has to acknowledge.
-fn net_bytes(connection: &Connection) -> usize {
+fn count_bytes(connection: &Connection, activity: &Activity) {
     let stats = connection.stats();
-    stats.udp_rx.bytes.saturating_sub(stats.udp_tx.bytes).try_into().unwrap_or(usize::MAX)
+    let [received, sent] =
+        [stats.udp_rx.bytes, stats.udp_tx.bytes].map(|bytes| bytes.try_into().unwrap_or(usize::MAX));
+    activity.transferred(received, sent);
 }
 
 async fn read_to_end(receiving: &mut RecvStream) -> Result<Vec<u8>, Failure> {
