@@ -240,12 +240,7 @@ impl OptionsParser {
     ) -> Result<UpstreamAddr, CorefileError> {
         let Destination { scheme, at, server_name, path } = destination;
         let transport = match scheme {
-            Scheme::Dns if self.force_tcp => Transport::Tcp,
-            Scheme::Dns => Transport::Udp,
-            // `destinations` returns no other scheme.
-            Scheme::Tls | Scheme::Grpc | Scheme::Quic => {
-                Transport::Tls(self.tls.client(server_name, word, connector)?)
-            }
+            Scheme::Tls => Transport::Tls(self.tls.client(server_name, word, connector)?),
             Scheme::Https => {
                 let host = match &at {
                     AddressOrHost::Host(host, _) => Some(host.trim_end_matches('.')),
@@ -255,6 +250,8 @@ impl OptionsParser {
                 let format = HttpFormat::Dns { path, by_get: self.doh_by_get };
                 Transport::Http(HttpClient { tls: Some(tls), host, format })
             }
+            _ if self.force_tcp => Transport::Tcp,
+            _ => Transport::Udp,
         };
         Ok(match at {
             AddressOrHost::Address(address) => UpstreamAddr::Address(address, transport),

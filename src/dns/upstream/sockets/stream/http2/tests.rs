@@ -1,3 +1,4 @@
+use std::slice::from_ref;
 use std::time::Duration;
 
 use h2::server::{self, SendResponse};
@@ -351,9 +352,9 @@ async fn hostile_upstream_gets_an_error_and_limited_bytes() {
         (begin(&[frame(HEADERS, 0, 1, STATUS_200)]), frame(CONTINUATION, 0, 1, &header()), "http2: "),
         (begin(&[frame(HEADERS, 0, 1, STATUS_200)]), frame(CONTINUATION, 0, 1, &[]), "http2: "),
         // More than the window, empty frames, and padding.
-        (begin(&[frame(HEADERS, END_HEADERS, 1, STATUS_200)]), frame(DATA, 0, 1, &[0; 16_000]), ""),
-        (begin(&[head.clone()]), frame(DATA, 0, 1, &[]), "http2: "),
-        (begin(&[head.clone()]), frame(DATA, 8, 1, &[200; 201]), "http2: "),
+        (begin(from_ref(&head)), frame(DATA, 0, 1, &[0; 16_000]), ""),
+        (begin(from_ref(&head)), frame(DATA, 0, 1, &[]), "http2: "),
+        (begin(from_ref(&head)), frame(DATA, 8, 1, &[200; 201]), "http2: "),
         // Informational responses, PING and settings without an end.
         (begin(&[]), frame(HEADERS, END_HEADERS, 1, STATUS_103), ""),
         (begin(&[]), frame(PING, 0, 0, &[0; 8]), ""),
