@@ -75,7 +75,9 @@ pub struct Request {
 
 /// A function that gets the reply to a client, as it is sent.
 #[derive(Clone)]
-pub struct ReplyObserver(Arc<dyn Fn(&[u8]) + Send + Sync>);
+pub struct ReplyObserver(Arc<ReplyFn>);
+
+type ReplyFn = dyn Fn(&[u8]) + Send + Sync;
 
 #[derive(Clone, Debug)]
 pub enum Purpose {

@@ -121,7 +121,9 @@ pub struct FileId {
 
 /// The databases in use: blocks with the same file share one.
 #[derive(Clone, Debug, Default)]
-pub struct Databases(Arc<Mutex<HashMap<(PathBuf, FileId), Weak<Database>>>>);
+pub struct Databases(Arc<Mutex<ByFile>>);
+
+type ByFile = HashMap<(PathBuf, FileId), Weak<Database>>;
 
 // === impl Database ===
 
