@@ -304,7 +304,7 @@ impl Session<'_> {
                         found,
                         keys_only,
                         &source.range,
-                        if is_rewound { &nothing } else { &*known },
+                        if is_rewound { &nothing } else { &known },
                     )?
                 };
                 self.followed.report(problem);
