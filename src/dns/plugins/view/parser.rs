@@ -441,36 +441,47 @@ fn either(at: usize, condition: Condition, then: Value, otherwise: Value) -> Res
 /// Returns the condition that a list has a value.
 fn contained(at: usize, value: Value, list: Vec<Value>) -> Result<Condition, ExpressionError> {
     let kind = value.kind();
-    let wrong = |other: &str| {
+    Ok(match value {
+        Value::Condition(value) => {
+            let list = of_kind(at, kind, list, |part| match part {
+                Value::Condition(part) => Ok(part),
+                other => Err(other),
+            })?;
+            Condition::OneOf(Box::new(value), list)
+        }
+        Value::Text(value) => {
+            let list = of_kind(at, kind, list, |part| match part {
+                Value::Text(part) => Ok(part),
+                other => Err(other),
+            })?;
+            Condition::TextIn(value, list)
+        }
+        Value::Number(value) => {
+            let list = of_kind(at, kind, list, |part| match part {
+                Value::Number(part) => Ok(part),
+                other => Err(other),
+            })?;
+            Condition::NumberIn(value, list)
+        }
+        Value::List(_) => return Err(error(at, "before `in` has to be a boolean, a string or a number")),
+    })
+}
+
+/// Returns the values of a list if `of` accepts all of them.
+fn of_kind<T>(
+    at: usize,
+    kind: &str,
+    list: Vec<Value>,
+    of: impl Fn(Value) -> Result<T, Value>,
+) -> Result<Vec<T>, ExpressionError> {
+    let wrong = |other: Value| {
+        let other = other.kind();
         error(
             at,
             format!("`in` needs a list of the type before it: that is {kind}, and in the list is {other}"),
         )
     };
-    Ok(match value {
-        Value::Condition(value) => {
-            let list = list.into_iter().map(|part| match part {
-                Value::Condition(part) => Ok(part),
-                other => Err(wrong(other.kind())),
-            });
-            Condition::OneOf(Box::new(value), list.collect::<Result<_, _>>()?)
-        }
-        Value::Text(value) => {
-            let list = list.into_iter().map(|part| match part {
-                Value::Text(part) => Ok(part),
-                other => Err(wrong(other.kind())),
-            });
-            Condition::TextIn(value, list.collect::<Result<_, _>>()?)
-        }
-        Value::Number(value) => {
-            let list = list.into_iter().map(|part| match part {
-                Value::Number(part) => Ok(part),
-                other => Err(wrong(other.kind())),
-            });
-            Condition::NumberIn(value, list.collect::<Result<_, _>>()?)
-        }
-        Value::List(_) => return Err(error(at, "before `in` has to be a boolean, a string or a number")),
-    })
+    list.into_iter().map(|part| of(part).map_err(&wrong)).collect()
 }
 
 fn in_net(at: usize, arguments: Vec<(usize, Value)>) -> Result<Value, ExpressionError> {
