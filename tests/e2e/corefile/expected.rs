@@ -477,7 +477,7 @@ fn star_in_a_pattern_matches_any_text() {
 
 #[test]
 fn every_expected_difference_names_an_existing_group() {
-    let modules: [&[Group]; 12] = [
+    let modules: [&[Group]; 13] = [
         autopath::GROUPS,
         blocks::GROUPS,
         cache::GROUPS,
