@@ -26,6 +26,7 @@ mod cluster_stubs;
 mod corpus;
 mod forward;
 mod generated_zones;
+mod grpc;
 mod hosts;
 mod https;
 mod load;

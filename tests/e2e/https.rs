@@ -1,5 +1,5 @@
-//! DNS over HTTPS: reloads, and hostile clients. Other clients aren't affected, and memory stays within the limit of
-//! `deploy/`. The frames of HTTP/2 (RFC 9113) are written by hand.
+//! DNS over HTTPS and gRPC: reloads, and hostile clients. Other clients aren't affected, and memory stays within the
+//! limit of `deploy/`. The frames of HTTP/2 (RFC 9113) are written by hand.
 //!
 //! Memory and times are printed (`-- --nocapture https::`).
 
@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use data_encoding::BASE64URL_NOPAD;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::{http1, http2};
-use hyper::header::HOST;
+use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Request, Response, Version};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use lb_linker::dns::message::grpc;
 use rustls::pki_types::ServerName;
 use rustls::version::TLS13;
 use tempfile::TempDir;
@@ -31,6 +32,8 @@ use crate::tls::{Certificates, client_config};
 const MEMORY_LIMIT: usize = 256 << 10;
 const QUESTION: &str = "a.test. A";
 const MAX_CONNECTIONS: usize = 40;
+/// The size of a body in bytes that no client needs.
+const LARGE: usize = 100_000_000;
 /// The ports of lb-linker other than those for DNS.
 const HTTP_PORTS: &str = "prometheus 127.0.0.1:0\nhealth 127.0.0.1:0\nready 127.0.0.1:0\n";
 
@@ -95,10 +98,11 @@ async fn is_answered(client: &mut Client) -> bool {
     client.send(request).await.status() == 200
 }
 
-/// lb-linker with DNS and with DNS over HTTP without TLS, with an answer of 60 KB to `big.test. TXT`.
+/// lb-linker with DNS and with DNS over HTTP or gRPC without TLS, with an answer of 60 KB to `big.test. TXT`.
 struct Site {
     linker: Linker,
     http: SocketAddr,
+    is_grpc: bool,
     _directory: TempDir,
 }
 
@@ -108,6 +112,15 @@ impl Site {
     }
 
     async fn with(max_connections: usize, line: &str) -> Self {
+        Self::serving(false, max_connections, line).await
+    }
+
+    /// Starts servers of DNS over HTTPS and over gRPC.
+    async fn both() -> [Self; 2] {
+        [Self::start().await, Self::serving(true, MAX_CONNECTIONS, "").await]
+    }
+
+    async fn serving(is_grpc: bool, max_connections: usize, line: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let text = "a".repeat(250);
         let big: String = (0..230).map(|number| format!("big 60 IN TXT {number}{text}\n")).collect();
@@ -116,15 +129,47 @@ impl Site {
         let db = directory.path().join("db");
         std::fs::write(&db, zone).unwrap();
         let db = db.display();
+        let (scheme, plugin, how) = if is_grpc {
+            ("grpc", "grpc_server", ", by gRPC without TLS")
+        } else {
+            ("https", "https", ", by HTTP without TLS")
+        };
         let corefile = format!(
             ".:0 {{\nbind 127.0.0.1\n{HTTP_PORTS}file {db} test\n}}\n\
-             https://.:0 {{\nbind 127.0.0.1\nhttps {{\nmax_connections {max_connections}\n}}\n\
+             {scheme}://.:0 {{\nbind 127.0.0.1\n{plugin} {{\nmax_connections {max_connections}\n}}\n\
              timeouts {{\nread 2s\nwrite 2s\nidle 10s\n}}\nfile {db} test\n{line}\n}}\n"
         );
         let linker = Linker::start_on_corefile(&corefile, directory.path(), None);
         linker.ready().await;
-        let http = listener(&linker, ", by HTTP without TLS").await;
-        Self { linker, http, _directory: directory }
+        let http = listener(&linker, how).await;
+        Self { linker, http, is_grpc, _directory: directory }
+    }
+
+    /// Returns the header fields and the body of a request with a question.
+    fn request(&self, question: &str) -> (Vec<u8>, Vec<u8>) {
+        if !self.is_grpc {
+            return (fields("GET", &path(question)), Vec::new());
+        }
+        (self.posted(), grpc::encode(&query(question).to_vec().unwrap()))
+    }
+
+    /// Returns the header fields of a request with a body.
+    fn posted(&self) -> Vec<u8> {
+        let (path, media_type) = if self.is_grpc {
+            (grpc::PATH, grpc::MEDIA_TYPE)
+        } else {
+            ("/dns-query", "application/dns-message")
+        };
+        [fields("POST", path), field("content-type", media_type)].concat()
+    }
+
+    /// Returns the frames of a request with a question.
+    fn frames(&self, stream: u32, question: &str) -> Vec<u8> {
+        let (fields, body) = self.request(question);
+        if body.is_empty() {
+            return frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields);
+        }
+        [frame(HEADERS, END_HEADERS, stream, &fields), frame(DATA, END_STREAM, stream, &body)].concat()
     }
 
     async fn connect(&self) -> TcpStream {
@@ -146,17 +191,29 @@ impl Site {
         stream
     }
 
-    /// Asserts that UDP and DNS over HTTPS are served, and that memory is within the limit.
+    /// Returns whether a new client gets an answer.
+    async fn is_answered(&self, version: Version) -> bool {
+        let mut client = connect(self.http, None, version).await;
+        if !self.is_grpc {
+            return is_answered(&mut client).await;
+        }
+        let body = grpc::encode(&query(QUESTION).to_vec().unwrap());
+        let request = Request::post(grpc::PATH).header(CONTENT_TYPE, grpc::MEDIA_TYPE);
+        let response = client.send(request.body(Full::new(body.into())).unwrap()).await;
+        response.into_body().collect().await.unwrap().trailers().is_some_and(|it| it[grpc::STATUS] == "0")
+    }
+
+    /// Asserts that UDP and DNS over HTTPS or gRPC are served, and that memory is within the limit.
     async fn check(&self, what: &str) {
         let start = Instant::now();
         let answer = ask_udp(self.linker.dns, &query(QUESTION)).await;
         let udp = start.elapsed();
         assert!(show(&answer).starts_with("No Error"), "{}", show(&answer));
-        for version in [Version::HTTP_11, Version::HTTP_2] {
-            assert!(is_answered(&mut connect(self.http, None, version).await).await, "{what}");
-        }
+        assert!(self.is_grpc || self.is_answered(Version::HTTP_11).await, "{what}");
+        assert!(self.is_answered(Version::HTTP_2).await, "{what}");
         let most = self.linker.memory("VmHWM");
-        eprintln!("https: {what}: at most {most} KiB; then UDP {udp:.1?}, HTTP {:.1?}", start.elapsed());
+        let how = if self.is_grpc { "grpc" } else { "https" };
+        eprintln!("{how}: {what}: at most {most} KiB; then UDP {udp:.1?}, HTTP {:.1?}", start.elapsed());
         assert!(most < MEMORY_LIMIT, "{what}: {most} KiB");
     }
 }
@@ -248,8 +305,13 @@ async fn flood(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8], times: usiz
 }
 
 #[tokio::test]
-async fn unfinished_https_requests_lock_no_client_out() {
-    let site = Site::start().await;
+async fn unfinished_https_and_grpc_requests_lock_no_client_out() {
+    for site in Site::both().await {
+        unfinished_requests(site).await;
+    }
+}
+
+async fn unfinished_requests(site: Site) {
     let mut crowd = Vec::new();
     for number in 0..MAX_CONNECTIONS * 5 {
         let mut stream = if number % 2 == 0 { site.connect().await } else { site.http2(&[]).await };
@@ -260,12 +322,13 @@ async fn unfinished_https_requests_lock_no_client_out() {
     let evicted = site.linker.metric("lb_linker_dns_tcp_evicted_total").unwrap();
     // Some may have ended by their timeout before.
     assert!(evicted > 0.0, "{evicted}");
-    site.linker.line("HTTPS: too many connections: ").await;
+    let protocol = if site.is_grpc { "gRPC" } else { "HTTPS" };
+    site.linker.line(&format!("{protocol}: too many connections: ")).await;
     wait_for_close(&mut crowd[0]).await;
     // A body that doesn't arrive.
     let mut stream = site.http2(&[]).await;
-    let fields = [fields("POST", "/dns-query"), field("content-type", "application/dns-message")].concat();
-    let opened = (0..150).flat_map(|number| frame(HEADERS, END_HEADERS, 2 * number + 1, &fields));
+    let fields = site.posted();
+    let opened = (0..300).flat_map(|number| frame(HEADERS, END_HEADERS, 2 * number + 1, &fields));
     let _ = stream.write_all(&opened.collect::<Vec<_>>()).await;
     site.check("bodies that don't arrive").await;
     goaway(&mut stream).await;
@@ -273,17 +336,20 @@ async fn unfinished_https_requests_lock_no_client_out() {
 
 #[tokio::test]
 async fn client_that_resets_its_streams_is_disconnected() {
-    let site = Site::start().await;
+    for site in Site::both().await {
+        rapid_resets(site).await;
+    }
+}
+
+async fn rapid_resets(site: Site) {
     let mut stream = site.http2(&[]).await;
-    let fields = fields("GET", &path(QUESTION));
     let (mut reader, mut writer) = stream.split();
     let writing = async {
         for part in 0..200 {
             let ids = (0..100).map(|number| 2 * (part * 100 + number) + 1);
             let resets: Vec<u8> = ids
                 .flat_map(|id| {
-                    let headers = frame(HEADERS, END_HEADERS | END_STREAM, id, &fields);
-                    [headers, frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())].concat()
+                    [site.frames(id, QUESTION), frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())].concat()
                 })
                 .collect();
             if writer.write_all(&resets).await.is_err() {
@@ -293,10 +359,7 @@ async fn client_that_resets_its_streams_is_disconnected() {
         200
     };
     let (code, written) = tokio::join!(goaway(&mut reader), writing);
-    eprintln!(
-        "https: rapid resets: the connection ended with {code:?} before {} streams",
-        (written + 1) * 100
-    );
+    eprintln!("rapid resets: the connection ended with {code:?} before {} streams", (written + 1) * 100);
     // The kernel may reset the connection before the client has read the frame.
     assert!(code.is_none_or(|code| code == ENHANCE_YOUR_CALM), "{code:?}");
     assert!(written < 200);
@@ -304,17 +367,23 @@ async fn client_that_resets_its_streams_is_disconnected() {
 }
 
 #[tokio::test]
-async fn endless_headers_end_the_https_connection() {
-    let site = Site::start().await;
+async fn endless_headers_end_the_connection() {
+    for site in Site::both().await {
+        endless_headers(site).await;
+    }
+}
+
+async fn endless_headers(site: Site) {
+    let (fields, _) = site.request(QUESTION);
     let mut stream = site.http2(&[]).await;
     // An answer to a PING that the server hasn't sent.
     stream.write_all(&frame(PING, 1, 0, &[0; 8])).await.unwrap();
-    stream.write_all(&frame(HEADERS, 0, 1, &fields("GET", &path(QUESTION)))).await.unwrap();
+    stream.write_all(&frame(HEADERS, 0, 1, &fields)).await.unwrap();
     let more = frame(CONTINUATION, 0, 1, &field("x-a", "0123456789"));
     let (mut reader, mut writer) = stream.split();
     let (_, small) = tokio::join!(goaway(&mut reader), flood(&mut writer, &more, 1_000_000));
     let mut stream = site.http2(&[]).await;
-    stream.write_all(&frame(HEADERS, 0, 1, &fields("GET", &path(QUESTION)))).await.unwrap();
+    stream.write_all(&frame(HEADERS, 0, 1, &fields)).await.unwrap();
     let (mut reader, mut writer) = stream.split();
     let empty = frame(CONTINUATION, 0, 1, &[]);
     let (_, none) = tokio::join!(goaway(&mut reader), flood(&mut writer, &empty, 1_000_000));
@@ -323,7 +392,7 @@ async fn endless_headers_end_the_https_connection() {
     let (mut reader, mut writer) = stream.split();
     let line = "X-A: 0123456789\r\n".repeat(100);
     let (_, lines) = tokio::join!(wait_for_close(&mut reader), flood(&mut writer, line.as_bytes(), 100_000));
-    eprintln!("https: endless headers: closed after {small}, {none} and {lines} bytes at most");
+    eprintln!("endless headers: closed after {small}, {none} and {lines} bytes at most");
     assert!(small < 4_000_000 && none < 4_000_000 && lines < 10_000_000);
     site.check("endless headers").await;
     assert_eq!(site.linker.warnings(), [""; 0]);
@@ -331,12 +400,25 @@ async fn endless_headers_end_the_https_connection() {
 
 #[tokio::test]
 async fn body_of_100_mb_is_refused_unread() {
-    const SIZE: usize = 100_000_000;
-    let site = Site::start().await;
+    let [site, grpc] = Site::both().await;
+    large_bodies_of_http_1(&site).await;
+    for site in [site, grpc] {
+        let mut stream = site.http2(&[]).await;
+        stream.write_all(&frame(HEADERS, END_HEADERS, 1, &site.posted())).await.unwrap();
+        let (mut reader, mut writer) = stream.split();
+        // The client ignores the window.
+        let data = frame(DATA, 0, 1, &[0; 16_384]);
+        let (_, sent) = tokio::join!(goaway(&mut reader), flood(&mut writer, &data, LARGE / data.len()));
+        assert!(sent < LARGE - data.len(), "{sent}");
+        site.check("bodies of 100 MB").await;
+    }
+}
+
+async fn large_bodies_of_http_1(site: &Site) {
     let head = "POST /dns-query HTTP/1.1\r\nHost: x\r\nContent-Type: application/dns-message\r\n";
     let chunk = "a".repeat(0x10000);
     for (head, part) in [
-        (format!("{head}Content-Length: {SIZE}\r\n\r\n"), chunk.clone()),
+        (format!("{head}Content-Length: {LARGE}\r\n\r\n"), chunk.clone()),
         (format!("{head}Transfer-Encoding: chunked\r\n\r\n"), format!("10000\r\n{chunk}\r\n")),
     ] {
         let mut stream = site.connect().await;
@@ -347,31 +429,25 @@ async fn body_of_100_mb_is_refused_unread() {
             let _ = reader.read_to_end(&mut reply).await;
             String::from_utf8_lossy(&reply).into_owned()
         };
-        let (reply, sent) = tokio::join!(reading, flood(&mut writer, part.as_bytes(), SIZE / part.len()));
+        let (reply, sent) = tokio::join!(reading, flood(&mut writer, part.as_bytes(), LARGE / part.len()));
         assert!(reply.starts_with("HTTP/1.1 413 "), "{reply}");
         assert!(sent < 10_000_000, "{sent}");
     }
-    let mut stream = site.http2(&[]).await;
-    let fields = [fields("POST", "/dns-query"), field("content-type", "application/dns-message")].concat();
-    stream.write_all(&frame(HEADERS, END_HEADERS, 1, &fields)).await.unwrap();
-    let (mut reader, mut writer) = stream.split();
-    // The client ignores the window.
-    let data = frame(DATA, 0, 1, &[0; 16_384]);
-    let (_, sent) = tokio::join!(goaway(&mut reader), flood(&mut writer, &data, SIZE / data.len()));
-    assert!(sent < SIZE - data.len(), "{sent}");
-    site.check("bodies of 100 MB").await;
 }
 
 #[tokio::test]
-async fn https_clients_that_do_not_read_are_disconnected() {
-    let site = Site::start().await;
-    let fields = fields("GET", &path("big.test. TXT"));
+async fn https_and_grpc_clients_that_do_not_read_are_disconnected() {
+    for site in Site::both().await {
+        clients_that_do_not_read(site).await;
+    }
+}
+
+async fn clients_that_do_not_read(site: Site) {
     let mut crowd = Vec::new();
     // The answers wait for a window that doesn't open.
     for _ in 0..MAX_CONNECTIONS / 2 {
         let mut stream = site.http2(&NO_WINDOW).await;
-        let asked =
-            (0..100).flat_map(|number| frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &fields));
+        let asked = (0..100).flat_map(|number| site.frames(2 * number + 1, "big.test. TXT"));
         let _ = stream.write_all(&asked.collect::<Vec<_>>()).await;
         crowd.push(stream);
     }
@@ -388,7 +464,7 @@ async fn https_clients_that_do_not_read_are_disconnected() {
     let mut stream = site.http2(&[]).await;
     let pings = frame(PING, 0, 0, &[0; 8]).repeat(1000);
     let pinged = flood(&mut stream, &pings, 100_000).await;
-    eprintln!("https: without reading: closed after {written} bytes of requests and {pinged} bytes of PING");
+    eprintln!("without reading: closed after {written} bytes of requests and {pinged} bytes of PING");
     site.check("clients that don't read").await;
 }
 

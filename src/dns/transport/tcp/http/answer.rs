@@ -1,15 +1,15 @@
 //! Reads the body of a request and answers its query, for DNS over HTTPS and over gRPC.
 
+use std::array;
 use std::convert::Infallible;
-use std::future::Ready;
 use std::io;
 use std::pin::pin;
 use std::task::Poll;
 
-use http_body_util::combinators::WithTrailers;
-use http_body_util::{BodyExt, Either, Full};
+use futures::stream::Iter;
+use http_body_util::{BodyExt, Either, Full, StreamBody};
 use hyper::StatusCode;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use tokio::time::timeout;
 
@@ -26,9 +26,9 @@ const DROPPED: Refusal = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The qu
 pub(super) const ENDING: Refusal =
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "The connection is about to end.");
 
-/// The body of a response; by gRPC with trailers.
+/// The body of a response; by gRPC a message and trailers.
 pub(super) type Body =
-    Either<Full<Bytes>, WithTrailers<Full<Bytes>, Ready<Option<Result<HeaderMap, Infallible>>>>>;
+    Either<Full<Bytes>, StreamBody<Iter<array::IntoIter<Result<Frame<Bytes>, Infallible>, 2>>>>;
 
 /// An HTTP error, with one sentence for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! Answers one call of DNS over gRPC, CoreDNS's `DnsService`.
 
-use std::future::ready;
 use std::io;
 use std::sync::Arc;
 
-use http_body_util::{BodyExt, Either, Full};
-use hyper::body::Incoming;
+use futures::stream;
+use http_body_util::{Either, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
@@ -100,8 +100,10 @@ pub(super) async fn respond(
     let mut response = Response::new(Either::Left(Full::default()));
     match answered {
         Ok(message) => {
-            let data = Full::new(activity.hold(encode(&message))?);
-            *response.body_mut() = Either::Right(data.with_trailers(ready(Some(Ok(status(Code::Ok))))));
+            let message = Frame::data(activity.hold(encode(&message))?);
+            // Without a length in the headers: some clients would read no further than that.
+            let frames = [Ok(message), Ok(Frame::trailers(status(Code::Ok)))];
+            *response.body_mut() = Either::Right(StreamBody::new(stream::iter(frames)));
         }
         // Without a message, the trailers are the headers.
         Err(failure) => {

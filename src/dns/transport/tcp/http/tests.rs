@@ -7,7 +7,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use hyper::client::conn::http2::{SendRequest, handshake};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap};
+use hyper::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use tokio::io::{DuplexStream, duplex};
 use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
@@ -363,6 +363,7 @@ async fn call_status(
 ) -> (u16, String, String, Bytes) {
     let (head, body) = sender.send_request(request).await.unwrap().into_parts();
     assert_eq!(head.headers[CONTENT_TYPE], grpc::MEDIA_TYPE);
+    assert!(!head.headers.contains_key(CONTENT_LENGTH));
     let body = body.collect().await.unwrap();
     let trailers = body.trailers().cloned().unwrap_or(head.headers);
     let text = |name| trailers.get(name).map_or_else(String::new, |value| value.to_str().unwrap().to_owned());
