@@ -271,7 +271,8 @@ fn mutated_https_connections_get_well_formed_responses() {
 
 #[test]
 fn mutated_bodies_of_grpc_have_one_message_or_none() {
-    let start = || |body: &[u8], which: usize| grpc::try_body(body, which.is_multiple_of(2)).map(str::to_owned);
+    let start =
+        || |body: &[u8], which: usize| grpc::try_body(body, which.is_multiple_of(2)).map(str::to_owned);
     let tally = try_all(grpc::seeds(), GRPC, start);
     let kinds = ["a message", "nothing", "compressed", "too large", "incomplete", "several", "malformed"];
     assert_mixed(&tally, GRPC, &kinds);
