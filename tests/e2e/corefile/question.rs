@@ -205,7 +205,10 @@ impl Question {
         let reply_timeout = if self.silent { SILENCE } else { EVENT_TIMEOUT };
         let mut answer = if self.tcp {
             let socket = TcpSocket::new_v4().unwrap();
-            socket.bind((self.from, 0).into()).unwrap();
+            // connect(2) finds a port where bind(2) doesn't: connections in TIME_WAIT to other servers keep none from it.
+            if self.from != Ipv4Addr::LOCALHOST {
+                socket.bind((self.from, 0).into()).unwrap();
+            }
             let mut stream =
                 socket.connect(server).await.unwrap_or_else(|error| panic!("{}: {error}", self.text));
             let length = u16::try_from(message.len()).unwrap();
