@@ -2,14 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Instant;
 
 use hickory_proto::rr::RecordType;
 use tempfile::TempDir;
 
 use crate::harness::dns::{ask_udp, query};
-use crate::harness::eventually;
 use crate::harness::linker::Linker;
 use crate::harness::port::HeldPort;
+use crate::harness::{EVENT_TIMEOUT, PollPauses};
 use crate::model::disturbed::DownstreamLines;
 use crate::model::disturbed::history::Seen;
 use crate::model::disturbed::load::QueriedObject;
@@ -53,19 +54,31 @@ pub struct Downstream {
 impl Downstream {
     /// Waits until the secondary server answers all names as the replica does.
     pub async fn converge(&self, replica: SocketAddr, objects: &[QueriedObject]) {
-        eventually("the secondary server to have the zone of the replica", || async {
-            for name in objects.iter().flat_map(|object| &object.names) {
-                let question = query(&format!("{name} A"));
-                let [own, transferred] =
-                    [replica, self.secondary.linker.dns].map(|server| ask_udp(server, &question));
-                let seen = |answer| Seen::of(&answer, RecordType::A).0;
-                if seen(own.await) != seen(transferred.await) {
-                    return None;
-                }
+        let begun = Instant::now();
+        let mut pauses = PollPauses::new();
+        while let Some(difference) = self.difference(replica, objects).await {
+            assert!(begun.elapsed() < EVENT_TIMEOUT, "{difference}");
+            pauses.next().await;
+        }
+    }
+
+    /// Describes the first name for which the secondary server has another answer than the replica.
+    async fn difference(&self, replica: SocketAddr, objects: &[QueriedObject]) -> Option<String> {
+        for name in objects.iter().flat_map(|object| &object.names) {
+            let question = query(&format!("{name} A"));
+            let [own, transferred] =
+                [replica, self.secondary.linker.dns].map(|server| ask_udp(server, &question));
+            // A link without a target has a name and no record, so it isn't in the transferred zone.
+            let seen = |answer| match Seen::of(&answer, RecordType::A).0 {
+                Seen::NoData => Seen::NoName,
+                seen => seen,
+            };
+            let (own, transferred) = (seen(own.await), seen(transferred.await));
+            if own != transferred {
+                return Some(format!("{name} is {own:?}, and {transferred:?} of the secondary server"));
             }
-            Some(())
-        })
-        .await;
+        }
+        None
     }
 
     pub fn stop(mut self) {
