@@ -198,9 +198,11 @@ fn depth_and_length_of_expressions_are_limited() {
     let wrap = |depth: usize| format!("{}true{}", "(".repeat(depth), ")".repeat(depth));
     server(&wrap(63));
     let levels = "an expression has 64 levels at most";
+    let compares = "an expression compares booleans 64 times at most";
     let same = |number: usize| format!("true{}", " == true".repeat(number));
     let long = |length: usize| format!("true || '{}' == ''", "a".repeat(length - 16));
     server(&same(64));
+    server(&format!("true {}", "in[true]".repeat(64)));
     server(&long(10_000));
     server(&format!("true{}", " && true".repeat(1000)));
     for (expression, expected) in [
@@ -212,7 +214,10 @@ fn depth_and_length_of_expressions_are_limited() {
         (format!("{}true", "true?true:".repeat(900)), levels),
         ("[".repeat(9999), levels),
         ("metadata(".repeat(1000), levels),
-        (same(65), "an expression compares booleans 64 times at most"),
+        (same(65), compares),
+        (format!("true {}", "in[]".repeat(65)), compares),
+        (format!("true {}", "in[]".repeat(2000)), compares),
+        (format!("true {}", "not in[]".repeat(1000)), compares),
         (long(10_001), "an expression has 10000 bytes at most, and this one has 10001"),
     ] {
         let found = TestServer::error(&format!("view v {{\nexpr {expression}\n}}"));
