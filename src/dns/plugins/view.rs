@@ -179,8 +179,7 @@ fn position(words: &[Token], mut at: usize) -> Option<Position> {
         }
         let before: String = word.text.chars().take(at).collect();
         let start = &word.position;
-        // Only a word in quotes has white space.
-        let quote = usize::from(word.text.contains(char::is_whitespace));
+        let quote = usize::from(word.is_quoted);
         let (line, column) = match before.rsplit_once('\n') {
             Some((_, last)) => (start.line + before.matches('\n').count(), last.chars().count() + 1),
             None => (start.line, start.column + quote + at),

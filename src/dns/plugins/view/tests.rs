@@ -227,12 +227,14 @@ fn depth_and_length_of_expressions_are_limited() {
 
 #[test]
 fn position_of_a_character_is_that_in_its_word() {
-    let words = tokenize(&Arc::from(std::path::Path::new("Corefile")), "a \"b\n  c\"\n   d");
-    for (at, expected) in [(0, (1, 1)), (2, (1, 4)), (6, (2, 3)), (8, (3, 4)), (9, (3, 5))] {
+    let words = tokenize(&Arc::from(std::path::Path::new("Corefile")), "a \"b\n  c\"\n   d \"ef\"");
+    for (at, expected) in
+        [(0, (1, 1)), (2, (1, 4)), (6, (2, 3)), (8, (3, 4)), (9, (3, 5)), (10, (3, 7)), (11, (3, 8))]
+    {
         let found = position(&words, at).unwrap();
         assert_eq!((found.line, found.column), expected, "{at}");
     }
-    assert_eq!(position(&words, 10), None);
+    assert_eq!(position(&words, 13), None);
 }
 
 #[test]
