@@ -161,7 +161,7 @@ impl ResponseCache {
             return Err(Miss::NotCached);
         }
         let key = self.key.as_bytes();
-        let hash = self.hasher.hash_one(key);
+        let hash = self.hasher.hash_one((key, server));
         let set = &mut self.sets[set_index(hash, self.sets.len())];
         let is_it =
             |place: &&mut Option<Box<CacheSlot>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
@@ -213,7 +213,8 @@ impl ResponseCache {
         };
         let weight = entry.weight();
         self.make_room(weight, now);
-        let place = set_index(self.hasher.hash_one(&entry.key), self.sets.len());
+        let hash = self.hasher.hash_one((&*entry.key, entry.wire_response.server));
+        let place = set_index(hash, self.sets.len());
         let set = &mut self.sets[place];
         let is_same = |other: &CacheSlot| other.is_of(&entry.key, entry.wire_response.server);
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));

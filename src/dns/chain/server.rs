@@ -108,6 +108,10 @@ impl ServedZone {
         self.view.as_ref().is_none_or(|(_, plugin)| plugin.admits(request, &label))
     }
 
+    fn transferred_zone(&self, origin: &Name) -> Option<Arc<dyn TransferredZone>> {
+        self.block.plugins.iter().find_map(|plugin| plugin.transferred_zone(origin))
+    }
+
     /// Returns the labels of a request, about the name as the block has got it, before `rewrite`; `None` without
     /// *metadata*.
     fn labels(&self, request: &Request) -> Option<Arc<Labels>> {
@@ -454,11 +458,16 @@ impl Server {
         access
     }
 
-    /// Returns the zone with exactly this origin in the block that is responsible for it in a view, for a transfer.
+    /// Returns the zone with exactly the queried name in the block that answers a request, for a transfer.
+    #[must_use]
+    pub fn requested_zone(&self, request: &Request) -> Option<Arc<dyn TransferredZone>> {
+        self.route(request)?.transferred_zone(request.query.name())
+    }
+
+    /// Returns the zone with exactly this origin in the block that is responsible for it in a view, for NOTIFY.
     #[must_use]
     pub fn transferred_zone(&self, origin: &Name, view: Option<&str>) -> Option<Arc<dyn TransferredZone>> {
-        let served = self.find_in_view(origin, RecordType::SOA, view)?;
-        served.block.plugins.iter().find_map(|plugin| plugin.transferred_zone(origin))
+        self.find_in_view(origin, RecordType::SOA, view)?.transferred_zone(origin)
     }
 
     pub fn plugins(&self) -> impl Iterator<Item = &ChainPlugin> {

@@ -8,6 +8,8 @@ pub struct Token {
     /// The text, without the quotes around it.
     pub text: String,
     pub position: Position,
+    /// Whether there are quotes around it; its position is that of the first quote.
+    pub is_quoted: bool,
     /// The last line of the token; a quoted token may span several lines.
     pub(super) last_line: usize,
 }
@@ -40,9 +42,9 @@ pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
     for c in text.strip_prefix('\u{feff}').unwrap_or(text).chars() {
         column += 1;
         let place = || Position { file: Arc::clone(file), line, column };
-        let start = || Token { text: String::new(), position: place(), last_line: line };
+        let start = |is_quoted| Token { text: String::new(), position: place(), is_quoted, last_line: line };
         if quoted {
-            let quote = token.get_or_insert_with(start);
+            let quote = token.get_or_insert_with(|| start(true));
             match c {
                 '\\' if !escaped => escaped = true,
                 '"' if !escaped => {
@@ -68,9 +70,9 @@ pub fn tokenize(file: &Arc<Path>, text: &str) -> Vec<Token> {
             comment = true;
         } else if c == '"' && token.is_none() {
             quoted = true;
-            token = Some(start());
+            token = Some(start(true));
         } else {
-            token.get_or_insert_with(start).text.push(c);
+            token.get_or_insert_with(|| start(false)).text.push(c);
         }
         if c == '\n' {
             (line, column) = (line + 1, 0);

@@ -174,7 +174,7 @@ pub(super) fn add_link_zones(
     let context = setup.context;
     let first_names = Arc::new(FirstNames::of(zones.iter().map(|zone| zone.configured().clone()).collect()));
     setup.builder.first_names.push(Arc::clone(&first_names));
-    let line = setup.lines.last().map_or(0, |line| line.position().line);
+    let line = setup.only_line()?.position().clone();
     let view = setup.view();
     let lb_linker = Arc::new(LbLinker {
         plugin,
@@ -197,7 +197,7 @@ pub(super) fn add_link_zones(
     });
     let origins = || lb_linker.zones.iter().map(|zone| zone.origin().clone());
     setup.builder.link_zones = ZoneSet::new(setup.builder.link_zones.all().iter().cloned().chain(origins()));
-    setup.builder.link_lines.extend(origins().map(|zone| LinkLine { zone, plugin, line }));
+    setup.builder.link_lines.extend(origins().map(|zone| LinkLine { zone, plugin, position: line.clone() }));
     setup.builder.plugins.push(ChainPlugin::reusable(lb_linker));
     Ok(())
 }

@@ -118,7 +118,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             let secondaries = setup.context.secondaries.clone();
             let builder = &setup.builder;
             let key = builder.tsig.as_ref().and_then(|keys| keys.for_zone(origin));
-            let source = Source::new(&primaries, key.as_deref(), &builder.bind, &builder.ports);
+            let view = setup.view();
+            let source =
+                Source::new(&primaries, key.as_deref(), &builder.bind, &builder.ports, view.as_deref());
             let (zone, problem) = secondaries.zone(origin.clone(), primaries.as_slice().into(), source);
             if plugin.zones.insert(Arc::clone(zone.served())).is_some() {
                 return Err(setup.repeated_zone(line, origin));

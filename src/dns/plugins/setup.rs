@@ -108,7 +108,7 @@ pub struct ClusterZone {
 pub struct LinkLine {
     pub zone: Name,
     pub plugin: &'static str,
-    pub line: usize,
+    pub position: Position,
 }
 
 /// A server block during set-up, before it is served.
@@ -150,6 +150,8 @@ pub struct BlockBuilder {
     /// The maximum number of streams at a time on a connection that `quic` sets.
     pub quic_streams: Option<u32>,
     pub debug: bool,
+    /// Whether the view of the block has expressions, so that it may not be for all queries.
+    pub has_expressions: bool,
     pub endpoints: Vec<HttpEndpoint>,
     pub tasks: Vec<Task>,
     pub reload: Option<Reload>,

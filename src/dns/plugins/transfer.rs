@@ -120,8 +120,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     }
     let lines: Arc<[TransferLine]> = lines.into();
     if lines.iter().any(|line| !line.to.is_empty()) {
-        let (lines, keys) = (Arc::clone(&lines), setup.builder.tsig.clone());
-        setup.add_task(move |server, stop| notify::run(server, lines, keys, stop));
+        let (lines, keys, view) = (Arc::clone(&lines), setup.builder.tsig.clone(), setup.view());
+        setup.add_task(move |server, stop| notify::run(server, lines, keys, view, stop));
     }
     let slots = Arc::clone(&setup.context.transfer_slots);
     setup.add_reusable(Transfer { lines, slots, log: Arc::default() });
@@ -217,7 +217,7 @@ impl Transfer {
         if !line.allows(client) {
             return Err(refused("`to` doesn't list the client"));
         }
-        let zone = request.server.transferred_zone(origin, request.view.as_deref());
+        let zone = request.server.requested_zone(request);
         let zone = zone.ok_or_else(|| refused("it isn't the origin of a zone that can be transferred"))?;
         // An answer by HTTPS or gRPC is one message, too.
         let has_one_message = matches!(request.protocol, Protocol::Udp | Protocol::Https | Protocol::Grpc);

@@ -5,21 +5,26 @@
 //!
 //! # Description
 //!
-//! Blocks may share a zone and a port if at most one of them has no *view*. Of the blocks with the longest zone that
-//! contains the queried name, the first one in the Corefile answers that has no *view*, or whose expressions are all
-//! true. If there is none, the blocks of the next shorter zone are tried. The query is refused if no block is left. So
-//! the block without a *view* comes last; a warning names blocks behind it. A *view* without expressions has all
-//! queries.
+//! Blocks may share a zone and a port if their *views* have different names; at most one of them has no *view*. Of the
+//! blocks with the longest zone that contains the queried name, the first one in the Corefile answers that has no
+//! *view*, or whose expressions are all true. If there is none, the blocks of the next shorter zone are tried. The
+//! query is refused if no block is left. A *view* without expressions has all queries. So a block with such a *view*,
+//! or without one, comes last; a warning names blocks behind it.
 //!
 //! Each *view* has a cache of its own. Its name is the label `view` of the metrics, and the label `view/name` of
 //! *metadata*, for example `{/view/name}` in a format of *log*.
 //!
 //! The look-up of a CNAME's target for a client, for example by *file* or *template*, goes through the blocks like a
-//! query of this client, but with the target's name and the same type; such an answer isn't kept if a block for the
-//! target has a *view*. Targets of links of *lb_linker* and *k8s_gateway*, which clients share, stay in their *view*:
-//! they are looked up in blocks with a *view* of the same name, or in blocks without one. A zone transfer comes from
-//! the block that has the query; NOTIFY is sent by each block. If all blocks of a port have the same *view*,
-//! lb-linker's own look-ups go there.
+//! query of this client, but with the target's name and the same type (*dns64* also looks up A, and PTR); such an
+//! answer isn't kept if a block for the target has a *view*. Targets of links of *lb_linker* and *k8s_gateway*, which
+//! clients share, stay in their *view*: they are looked up in blocks with a *view* of the same name, or in blocks
+//! without one; if the links are in a block without a *view*, only in blocks without one. If a target has no such
+//! block, it isn't resolved; a warning says so if all blocks for `.` have another *view*. If all blocks of a port have
+//! the same *view*, lb-linker's own look-ups go there.
+//!
+//! A zone transfer comes from the block that has the query; NOTIFY is sent by each block for its own zones. NOTIFY that
+//! a server sends for a zone of *secondary* reaches only one block, the one that has it as a query: other blocks with
+//! this zone find a change when they ask after `refresh`.
 //!
 //! # Syntax
 //!
@@ -50,8 +55,9 @@
 //! Differences from CoreDNS: an expression that isn't a boolean is an error, and so is a constant for `incidr` that
 //! isn't an address or a network; CoreDNS's *view* then has no queries. Other operators and functions of expr,
 //! arithmetic, numbers with a point, maps, `let`, `if`, comments, a pattern of `matches` that isn't a constant, and an
-//! empty name of a *view* are rejected. `client_ip()` has no zone such as `%eth0`. `metadata` knows no label of the
-//! blocks before.
+//! empty name of a *view* are rejected, and so are blocks that have a zone, a port and the name of the *view* in
+//! common. `client_ip()` has no zone such as `%eth0`. `metadata` knows no label of the blocks before. If several blocks
+//! of one zone have a query for a DS record, CoreDNS asks the last one, and lb-linker the first one.
 //!
 //! # Examples
 //!
@@ -136,6 +142,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         conditions.push(condition);
     }
     setup.builder.warnings.extend(warnings);
+    setup.builder.has_expressions = !conditions.is_empty();
     setup.add_reusable(View { name, conditions });
     Ok(())
 }
@@ -172,8 +179,7 @@ fn position(words: &[Token], mut at: usize) -> Option<Position> {
         }
         let before: String = word.text.chars().take(at).collect();
         let start = &word.position;
-        // Only a word in quotes has white space.
-        let quote = usize::from(word.text.contains(char::is_whitespace));
+        let quote = usize::from(word.is_quoted);
         let (line, column) = match before.rsplit_once('\n') {
             Some((_, last)) => (start.line + before.matches('\n').count(), last.chars().count() + 1),
             None => (start.line, start.column + quote + at),

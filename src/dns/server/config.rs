@@ -1,5 +1,7 @@
 //! Converts a Corefile to a configuration: blocks, and the listeners that serve them.
 
+mod targets;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -158,6 +160,7 @@ pub fn build_all(
     }
     share_wildcards(&mut configuration.blocks);
     configuration.warn_of_missing_tls();
+    configuration.warn_of_targets_without_a_block();
     let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
@@ -202,10 +205,11 @@ fn check_cluster_zones(blocks: &[BuiltBlock], listeners: &[Listener]) -> Result<
                 for other in builders() {
                     let is_shared = is_reverse && !std::ptr::eq(other, builder);
                     let same = other.link_lines.iter().find(|known| known.zone == *zone);
-                    if let Some(LinkLine { plugin, line, .. }) = same.filter(|_| !is_shared) {
+                    if let Some(LinkLine { plugin, position: at, .. }) = same.filter(|_| !is_shared) {
                         return Err(position.error(format!(
-                            "{plugin} answers for the zone {} already (line {line}): leave it out here, or there",
-                            to_presentation(zone)
+                            "{plugin} answers for the zone {} already (line {}): leave it out here, or there",
+                            to_presentation(zone),
+                            at.line
                         )));
                     }
                     let is_own = plugin == "kubernetes" && !is_reverse;
@@ -272,18 +276,19 @@ fn check_http(blocks: &[BuiltBlock]) -> Result<(), CorefileError> {
     Ok(())
 }
 
-/// Adds a zone to the listener at an address. The first zone there also adds the listener. `is_for_all` returns whether a
-/// block is for all queries, not for those of a view.
+/// Adds a zone to the listener at an address. The first zone there also adds the listener. `view_of` returns the name
+/// of a block's view.
 ///
 /// # Errors
-/// If another listener on the same port conflicts, or the listener has the zone in another block for all queries.
+/// If another listener on the same port conflicts, or the listener has the zone already with the same view, or if both
+/// have none.
 fn add_zone(
     listeners: &mut Vec<Listener>,
     at: ListenAddress,
     zone: &Name,
     block: usize,
     position: &Position,
-    is_for_all: impl Fn(usize) -> bool,
+    view_of: impl Fn(usize) -> Option<Arc<str>>,
 ) -> Result<(), CorefileError> {
     // Port 0 is a different port for each listener.
     let same_port = |other: &&Listener| {
@@ -309,9 +314,10 @@ fn add_zone(
                 other.at.address, at.address
             )));
         }
-        let is_taken = |(known, other): &(Name, usize)| known == zone && is_for_all(*other);
-        if other.at == at && is_for_all(block) && other.zones.iter().any(is_taken) {
-            return Err(position.error(format!("{zone} is served on {at} already: see line {line}")));
+        let is_taken = |(known, other): &(Name, usize)| known == zone && view_of(*other) == view_of(block);
+        if other.at == at && other.zones.iter().any(is_taken) {
+            let view = view_of(block).map(|view| format!(" in the view {view}")).unwrap_or_default();
+            return Err(position.error(format!("{zone} is served{view} on {at} already: see line {line}")));
         }
     }
     match listeners.iter_mut().find(|listener| listener.at == at) {
@@ -407,15 +413,15 @@ impl Configuration {
             let at = ListenAddress { scheme: address.scheme, address: SocketAddr::new(*ip, address.port) };
             let (number, blocks) = (self.blocks.len(), &self.blocks);
             let builder_of = |other: usize| blocks.get(other).map_or(&*builder, |built| &built.builder);
-            let is_for_all = |block| builder_of(block).view().is_none();
-            add_zone(&mut self.listeners, at, &address.zone, number, &word.position, is_for_all)?;
+            let view_of = |block| builder_of(block).view();
+            add_zone(&mut self.listeners, at, &address.zone, number, &word.position, view_of)?;
             let listener = self.listeners.iter().find(|listener| listener.at == at);
             let of_zone = listener.into_iter().flat_map(|listener| &listener.zones);
             let mut before = of_zone.filter(|(zone, block)| *zone == address.zone && *block != number);
-            if before.any(|(_, block)| is_for_all(*block)) {
+            if before.any(|(_, block)| !builder_of(*block).has_expressions) {
                 hidden = Some(word.error(format!(
-                    "no query reaches this block: one before it answers all queries for {} on {at}; put it behind the \
-                     blocks with a view",
+                    "no client's query reaches this block: one before it answers all queries for {} on {at}; put that \
+                     one behind the blocks whose views have expressions",
                     to_presentation(&address.zone)
                 )));
             }

@@ -39,7 +39,7 @@ pub(super) enum CopyError {
     Cut,
     #[error("it isn't a copy of a zone that this version can read")]
     Head,
-    #[error("it is of other primary servers, for other listen addresses")]
+    #[error("it is of other primary servers, for other listen addresses or another view")]
     Source,
     #[error("its checksum doesn't match its content")]
     Checksum,
@@ -98,7 +98,7 @@ impl SavedZone {
     }
 
     /// Reads the copy; `None` if there is none. A zone of other primary servers may have been the block's, and is taken
-    /// if the block has the same listeners. Blocks.
+    /// if the block has the same listeners and view. Blocks.
     pub(super) fn read(
         &self,
         origin: &Name,
@@ -217,8 +217,8 @@ fn seconds(time: SystemTime) -> [u8; 8] {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs().to_be_bytes()
 }
 
-/// Returns the name of the file for a zone; with a source, the name for its listeners alone. Octets other than letters,
-/// digits, `-` and `_` are escaped, so that the name leads into no other directory.
+/// Returns the name of the file for a zone; with a source, the name for its listeners and view alone. Octets other than
+/// letters, digits, `-` and `_` are escaped, so that the name leads into no other directory.
 fn file_name(origin: &Name, source: Option<Source>) -> String {
     let mut text = String::new();
     for label in origin.iter() {

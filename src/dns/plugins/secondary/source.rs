@@ -1,4 +1,5 @@
-//! What tells zones with the same origin apart: their primary servers, and the listeners of their blocks.
+//! What tells zones with the same origin apart: their primary servers, and the listeners and the view of their
+//! blocks.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,16 +15,23 @@ const HASH: usize = 32;
 pub(super) struct Source {
     /// The hash of the primary servers, whatever their order, and of the name of the key.
     servers: [u8; HASH],
-    /// The hash of the listen addresses and ports of the block.
+    /// The hash of the listen addresses and ports of the block, and of the name of its view if it has one.
     listeners: [u8; HASH],
 }
 
 impl Source {
     pub(super) const SIZE: usize = 2 * HASH;
 
-    pub(super) fn new(primaries: &[SocketAddr], key: Option<&Key>, bind: &[IpAddr], ports: &[u16]) -> Self {
+    pub(super) fn new(
+        primaries: &[SocketAddr],
+        key: Option<&Key>,
+        bind: &[IpAddr],
+        ports: &[u16],
+        view: Option<&str>,
+    ) -> Self {
         let servers = format!("{:?} {:?}", sorted(primaries), key.map(Key::name));
-        let listeners = format!("{:?} {:?}", sorted(bind), sorted(ports));
+        let view = view.map(|view| format!(" {view:?}")).unwrap_or_default();
+        let listeners = format!("{:?} {:?}{view}", sorted(bind), sorted(ports));
         let [servers, listeners] = [servers, listeners].map(|text| Sha256::digest(text).into());
         Self { servers, listeners }
     }

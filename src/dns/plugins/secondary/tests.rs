@@ -144,7 +144,7 @@ fn lines_without_a_usable_server_are_refused() {
 
 /// Returns the zone of a server with these primary servers, without a key.
 fn known(server: &TestServer, primaries: &[SocketAddr]) -> Arc<SecondaryZone> {
-    let source = Source::new(primaries, None, &[], &[53]);
+    let source = Source::new(primaries, None, &[], &[53], None);
     server.shared.secondaries.zone(origin(), primaries.into(), source).0
 }
 
@@ -248,6 +248,26 @@ async fn servers_are_asked_in_turn() {
     assert!(
         text.contains(&format!("; {}: the answer is REFUSED; {last}: no connection: ", refusing.address))
     );
+}
+
+#[tokio::test]
+async fn block_serves_no_zone_of_another_view() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let dead = Primary::of_zone(&serial, &transfers).await.end().await;
+    let inside = format!(
+        "example.org {{\nview inside {{\nexpr incidr(client_ip(), '10.0.0.0/8')\n}}\nsecondary {{\ntransfer from \
+         {}\n}}\n}}\n",
+        primary.address
+    );
+    let server = TestServer::corefile(&inside);
+    let source = Source::new(&[primary.address], None, &[], &[53], Some("inside"));
+    let zone = server.shared.secondaries.zone(origin(), [primary.address].into(), source).0;
+    zone.check_now(&Following { secondaries: server.shared.secondaries.clone(), key: None }).await;
+    let everyone = format!("example.org {{\nsecondary {{\ntransfer from {dead}\n}}\n}}\n");
+    let server = server.changed(&(inside + &everyone));
+    assert_eq!(server.ask("www.example.org. A").await, address(5));
+    assert_eq!(server.from("192.0.2.1").ask("www.example.org. A").await, "SERVFAIL | | |");
 }
 
 #[tokio::test]

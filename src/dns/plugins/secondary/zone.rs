@@ -187,7 +187,8 @@ impl Secondaries {
     ) -> (SecondaryZone, Option<String>) {
         let newest =
             |is_former: &dyn Fn(&Source) -> bool| known.iter().rev().find(|zone| is_former(&zone.source));
-        // Blocks with other listeners may have another version of the zone, which isn't for the clients of this one.
+        // Blocks with other listeners or another view may have another version of the zone, which isn't for the clients
+        // of this one.
         let former = newest(&|former| former.has_same_servers(&source))
             .or_else(|| newest(&|former| former.has_same_listeners(&source)));
         let saved = self.directory.as_deref().map(|directory| {

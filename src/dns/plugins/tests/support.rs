@@ -125,6 +125,17 @@ impl TestServer {
         (Self { server, listeners, shared, request, queue: Arc::new(Mutex::new(queue)) }, configuration)
     }
 
+    /// Returns the server of a changed Corefile, with the same state.
+    pub(crate) fn changed(&self, text: &str) -> Self {
+        let configuration =
+            configure(Path::new("Corefile"), text, &FileSources::SYSTEM, &self.shared).unwrap();
+        let listener = &configuration.listeners[0];
+        let metrics = self.shared.metrics.group().unwrap();
+        let server = Arc::new(configuration.server(listener, listener.at, metrics));
+        let request = Request { server: Arc::clone(&server), ..self.request.clone() };
+        Self { server, request, ..self.clone() }
+    }
+
     /// Returns the error of a block for the root zone with these lines.
     pub(crate) fn error(lines: &str) -> String {
         let text = format!(". {{\n{lines}\n}}\n");

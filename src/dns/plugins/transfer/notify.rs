@@ -46,9 +46,10 @@ pub(super) async fn run(
     server: Arc<Server>,
     lines: Arc<[TransferLine]>,
     keys: Option<Arc<TsigKeys>>,
+    view: Option<Arc<str>>,
     stop: CancellationToken,
 ) {
-    let mut notifier = Notifier { lines, keys, ..Notifier::default() };
+    let mut notifier = Notifier { lines, keys, view, ..Notifier::default() };
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
@@ -61,6 +62,8 @@ struct Notifier {
     lines: Arc<[TransferLine]>,
     /// The keys of *tsig*.
     keys: Option<Arc<TsigKeys>>,
+    /// The view of the block.
+    view: Option<Arc<str>>,
     told: HashMap<Name, Told>,
     /// The messages that aren't answered yet, by zone and secondary server.
     running: HashMap<(Name, SocketAddr), AbortHandle>,
@@ -104,7 +107,7 @@ impl Notifier {
 
     fn look_at(&mut self, server: &Server, origin: Name) {
         let Some(line) = line_of(&self.lines, &origin).filter(|line| !line.to.is_empty()) else { return };
-        let Some(zone) = server.transferred_zone(&origin, None) else { return };
+        let Some(zone) = server.transferred_zone(&origin, self.view.as_deref()) else { return };
         let now = Instant::now();
         let told = self.told.get(&origin);
         let has_pause = told.is_some_and(|told| now < told.at + PAUSE);

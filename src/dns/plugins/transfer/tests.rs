@@ -121,6 +121,34 @@ async fn blocks_without_transfer_refuse_transfers() {
 }
 
 #[tokio::test]
+async fn zone_of_a_view_is_not_transferred_to_its_other_clients() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |serial: u32| {
+        let file = directory.path().join(serial.to_string());
+        fs::write(&file, format!("$TTL 60\n@ SOA ns host {serial} 1 2 3 4\n@ NS ns\n")).unwrap();
+        format!("file {} example.org\ntransfer {{\nto *\n}}", file.display())
+    };
+    let view = |expression: &str| format!("view v {{\nexpr {expression}\n}}");
+    let text = format!(
+        "example.org {{\n{}\n{}\n}}\norg {{\n{}\n{}\n}}\nexample.org {{\nview w\n{}\n}}\n",
+        view("client_ip() == '10.0.0.1'"),
+        file(1),
+        view("true"),
+        file(2),
+        file(3)
+    );
+    let without = text.replace("view w", "view w {\nexpr false\n}");
+    for (text, client, serial) in
+        [(&text, "10.0.0.1", 1), (&text, "10.0.0.2", 3), (&without, "10.0.0.1", 1), (&without, "10.0.0.2", 2)]
+    {
+        let mut server = TestServer::corefile(text).from(client);
+        server.request.protocol = Protocol::Tcp;
+        let found = ask(&server, "example.org. AXFR", None).await.0;
+        assert!(found.contains(&format!(" host.example.org. {serial} ")), "{client}: {found}");
+    }
+}
+
+#[tokio::test]
 async fn zone_without_a_file_gets_servfail() {
     let lines = "file /nonexistent/db example.org\ntransfer {\nto *\n}";
     let mut server = TestServer::block(lines);

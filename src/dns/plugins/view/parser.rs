@@ -214,13 +214,7 @@ impl Parser {
             (Operator::Relation(relation), Value::Condition(left), Value::Condition(right))
                 if is_equality =>
             {
-                self.compared += 1;
-                if self.compared > MAX_DEPTH {
-                    return Err(error(
-                        at,
-                        format!("an expression compares booleans {MAX_DEPTH} times at most"),
-                    ));
-                }
+                self.count_comparison(at)?;
                 let same = Condition::Same(Box::new([left, right]));
                 Ok(if relation == Relation::Equal { same } else { Condition::Not(Box::new(same)) })
             }
@@ -228,7 +222,12 @@ impl Parser {
                 mismatch(&left, &right, "values of one type")
             }
             (Operator::Relation(_), left, right) => mismatch(&left, &right, "two numbers or two strings"),
-            (Operator::In, left, Value::List(list)) => contained(at, left, list),
+            (Operator::In, left, Value::List(list)) => {
+                if matches!(left, Value::Condition(_)) {
+                    self.count_comparison(at)?;
+                }
+                contained(at, left, list)
+            }
             (Operator::In, _, right) => Err(error(
                 at_right,
                 format!("behind `in` has to be a list such as ['A', 'AAAA'], not {}", right.kind()),
@@ -254,6 +253,15 @@ impl Parser {
             }
             (_, left, right) => mismatch(&left, &right, "strings"),
         }
+    }
+
+    /// Counts an operator that compares a boolean: many of them in a row are deep.
+    fn count_comparison(&mut self, at: usize) -> Result<(), ExpressionError> {
+        self.compared += 1;
+        if self.compared > MAX_DEPTH {
+            return Err(error(at, format!("an expression compares booleans {MAX_DEPTH} times at most")));
+        }
+        Ok(())
     }
 
     /// Parses a value without binary operators.

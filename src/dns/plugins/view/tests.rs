@@ -198,9 +198,11 @@ fn depth_and_length_of_expressions_are_limited() {
     let wrap = |depth: usize| format!("{}true{}", "(".repeat(depth), ")".repeat(depth));
     server(&wrap(63));
     let levels = "an expression has 64 levels at most";
+    let compares = "an expression compares booleans 64 times at most";
     let same = |number: usize| format!("true{}", " == true".repeat(number));
     let long = |length: usize| format!("true || '{}' == ''", "a".repeat(length - 16));
     server(&same(64));
+    server(&format!("true {}", "in[true]".repeat(64)));
     server(&long(10_000));
     server(&format!("true{}", " && true".repeat(1000)));
     for (expression, expected) in [
@@ -212,7 +214,10 @@ fn depth_and_length_of_expressions_are_limited() {
         (format!("{}true", "true?true:".repeat(900)), levels),
         ("[".repeat(9999), levels),
         ("metadata(".repeat(1000), levels),
-        (same(65), "an expression compares booleans 64 times at most"),
+        (same(65), compares),
+        (format!("true {}", "in[]".repeat(65)), compares),
+        (format!("true {}", "in[]".repeat(2000)), compares),
+        (format!("true {}", "not in[]".repeat(1000)), compares),
         (long(10_001), "an expression has 10000 bytes at most, and this one has 10001"),
     ] {
         let found = TestServer::error(&format!("view v {{\nexpr {expression}\n}}"));
@@ -222,12 +227,14 @@ fn depth_and_length_of_expressions_are_limited() {
 
 #[test]
 fn position_of_a_character_is_that_in_its_word() {
-    let words = tokenize(&Arc::from(std::path::Path::new("Corefile")), "a \"b\n  c\"\n   d");
-    for (at, expected) in [(0, (1, 1)), (2, (1, 4)), (6, (2, 3)), (8, (3, 4)), (9, (3, 5))] {
+    let words = tokenize(&Arc::from(std::path::Path::new("Corefile")), "a \"b\n  c\"\n   d \"ef\"");
+    for (at, expected) in
+        [(0, (1, 1)), (2, (1, 4)), (6, (2, 3)), (8, (3, 4)), (9, (3, 5)), (10, (3, 7)), (11, (3, 8))]
+    {
         let found = position(&words, at).unwrap();
         assert_eq!((found.line, found.column), expected, "{at}");
     }
-    assert_eq!(position(&words, 10), None);
+    assert_eq!(position(&words, 13), None);
 }
 
 #[test]
@@ -313,20 +320,46 @@ async fn first_block_of_the_longest_zone_whose_view_matches_answers() {
 }
 
 #[test]
-fn blocks_share_a_zone_if_at_most_one_has_no_view() {
+fn blocks_share_a_zone_if_their_views_differ() {
     let block = |lines: &str| format!("a.test {{\n{lines}\nwhoami\n}}\n");
-    let (plain, view) = (block(""), block("view v"));
-    for text in [format!("{view}{view}{plain}"), format!("{view}{view}")] {
-        let configuration = TestServer::configured(&text).1;
-        let mut warnings = configuration.blocks.iter().flat_map(|built| &built.builder.warnings);
-        assert_eq!(warnings.next(), None, "{text}");
+    let (plain, all) = (block(""), block("view all"));
+    let [one, two] = ["one", "two"].map(|name| block(&format!("view {name} {{\nexpr do()\n}}")));
+    for last in [&plain, &all] {
+        assert_eq!(warnings(&format!("{one}{two}{last}")), [""; 0]);
+        assert_eq!(
+            warnings(&format!("{last}{one}")),
+            [
+                "Corefile:5:1: no client's query reaches this block: one before it answers all queries for a.test on \
+              dns://:53; put that one behind the blocks whose views have expressions"
+            ]
+        );
     }
-    let configuration = TestServer::configured(&format!("{plain}{view}")).1;
-    assert_eq!(
-        configuration.blocks[1].builder.warnings[0].to_string(),
-        "Corefile:5:1: no query reaches this block: one before it answers all queries for a.test on dns://:53; put \
-         it behind the blocks with a view"
-    );
+}
+
+/// Returns the warnings about a Corefile.
+fn warnings(text: &str) -> Vec<String> {
+    let configuration = TestServer::configured(text).1;
+    let warnings = configuration.blocks.iter().flat_map(|built| &built.builder.warnings);
+    warnings.map(ToString::to_string).collect()
+}
+
+#[test]
+fn links_whose_targets_no_block_resolves_are_warned_of() {
+    let text = |view: &str, root: &str| {
+        format!("lb.internal {{\n{view}\nlb_linker\n}}\n. {{\nview other\nwhoami\n}}\n{root}")
+    };
+    let what = |with: &str| {
+        let text = "lb_linker: hostnames of load balancers aren't resolved here, because all blocks for . have \
+                    another view; add one";
+        vec![format!("Corefile:3:1: {text} {with}")]
+    };
+    assert_eq!(warnings(&text("", "")), what("without a view"));
+    assert_eq!(warnings(&text("view v", "")), what("with the view v, or without a view"));
+    for (view, root) in [("view v", ". {\nview v\nwhoami\n}"), ("", ". {\nwhoami\n}"), ("view other", "")] {
+        let found = warnings(&text(view, root));
+        assert!(!found.iter().any(|warning| warning.contains("lb_linker")), "{view} {root}: {found:?}");
+    }
+    assert_eq!(warnings("lb.internal {\nlb_linker\n}\nb.test {\nview v\nwhoami\n}"), [""; 0]);
 }
 
 #[test]

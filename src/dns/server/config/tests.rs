@@ -44,6 +44,14 @@ fn invalid_configurations_are_refused_with_a_position() {
             "Corefile:4:13: . is served on dns://:53 already: see line 1",
         ),
         (
+            "a. {\nview v\nwhoami\n}\na. b. {\nview v {\nexpr do()\n}\nwhoami\n}",
+            "Corefile:5:1: a. is served in the view v on dns://:53 already: see line 1",
+        ),
+        (
+            "a. a. {\nview v\nwhoami\n}",
+            "Corefile:1:4: a. is served in the view v on dns://:53 already: see line 1",
+        ),
+        (
             ". {\nwhoami\n}\nexample.org {\nbind 127.0.0.1\nwhoami\n}",
             "Corefile:4:1: line 1 has dns://:53 on that port already: where one block of a port has bind, all need it",
         ),

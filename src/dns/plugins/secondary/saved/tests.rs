@@ -7,7 +7,7 @@ use hickory_proto::rr::RecordType;
 
 /// Returns the source of a block at a port.
 fn source(port: u16) -> Source {
-    Source::new(&["192.0.2.1:53".parse().unwrap()], None, &[], &[port])
+    Source::new(&["192.0.2.1:53".parse().unwrap()], None, &[], &[port], None)
 }
 
 fn saved(directory: &Path) -> SavedZone {

@@ -33,7 +33,17 @@ fn following(directory: Option<&Path>) -> Following {
 impl Following {
     /// Returns the zone of a block at a port of all addresses, and what is wrong with its copy.
     fn zone(&self, primaries: &[SocketAddr], port: u16) -> (Arc<SecondaryZone>, Option<String>) {
-        let source = Source::new(primaries, self.key.as_deref(), &[], &[port]);
+        self.zone_in(None, primaries, port)
+    }
+
+    /// As [`Self::zone`], for a block with a view.
+    fn zone_in(
+        &self,
+        view: Option<&str>,
+        primaries: &[SocketAddr],
+        port: u16,
+    ) -> (Arc<SecondaryZone>, Option<String>) {
+        let source = Source::new(primaries, self.key.as_deref(), &[], &[port], view);
         self.secondaries.zone(origin(), primaries.into(), source)
     }
 }
@@ -91,8 +101,30 @@ async fn zones_of_other_listeners_have_files_of_their_own() {
     let swapped = self::following(Some(directory.path()));
     let (zone, problem) = swapped.zone(&[other.address], 5353);
     assert_eq!(zone.serial(), None, "the file of the other listeners isn't taken");
-    let text = "it is of other primary servers, for other listen addresses; the zone example.org. has to be";
+    let text = "it is of other primary servers, for other listen addresses or another view; the zone example.org. has";
     assert!(problem.unwrap().contains(text));
+}
+
+#[tokio::test]
+async fn zones_of_other_views_are_not_taken() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let inside = Primary::of_zone(&serial, &transfers).await;
+    let dead = Primary::of_zone(&serial, &transfers).await.end().await;
+    let directory = tempfile::tempdir().unwrap();
+    for start in ["first", "second"] {
+        let following = following(Some(directory.path()));
+        let (zone, _) = following.zone_in(Some("inside"), &[inside.address], 53);
+        zone.check_now(&following).await;
+        for view in [None, Some("outside")] {
+            let (other, problem) = following.zone_in(view, &[dead], 53);
+            other.check_now(&following).await;
+            assert_eq!((zone.serial(), other.serial(), problem), (Some(5), None, None), "{start} {view:?}");
+        }
+    }
+    // Without the first block, its file is there still.
+    let following = following(Some(directory.path()));
+    let (other, problem) = following.zone(&[dead], 53);
+    assert!(other.serial().is_none() && problem.is_some_and(|problem| problem.contains("another view")));
 }
 
 /// Blocks whose keys differ must not share a zone: one of them would take an unsigned answer for both.

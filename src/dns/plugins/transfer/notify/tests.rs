@@ -49,6 +49,29 @@ async fn notify_is_repeated_five_times_without_an_answer() {
     assert!(socket.try_recv(&mut [0; 512]).is_err());
 }
 
+#[tokio::test]
+async fn notify_has_the_serial_of_the_blocks_own_view() {
+    let sockets =
+        [UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap()];
+    let directory = tempfile::tempdir().unwrap();
+    let mut text = String::new();
+    for (view, (socket, serial)) in ["view v {\nexpr false\n}", ""].iter().zip(sockets.iter().zip([7, 8])) {
+        let file = directory.path().join(serial.to_string());
+        fs::write(&file, format!("$TTL 60\n@ SOA ns host {serial} 1 2 3 4\n@ NS ns\n")).unwrap();
+        let (file, to) = (file.display(), socket.local_addr().unwrap());
+        text += &format!("example.org {{\n{view}\nfile {file}\ntransfer {{\nto {to}\n}}\n}}\n");
+    }
+    let (server, mut configuration) = TestServer::configured(&text);
+    let (stop, mut running) = (CancellationToken::new(), JoinSet::new());
+    for task in configuration.blocks.iter_mut().flat_map(|built| std::mem::take(&mut built.builder.tasks)) {
+        running.spawn(task(Arc::clone(&server.server), stop.clone()));
+    }
+    for (socket, serial) in sockets.iter().zip([7, 8]) {
+        let (message, _) = received(socket).await;
+        assert!(matches!(&message.answers[0].data, RData::SOA(soa) if soa.serial == serial));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn silence_is_logged_though_changes_replace_the_messages() {
     let (log, _guard) = CapturedLog::start(tracing::Level::WARN);
