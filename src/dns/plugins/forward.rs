@@ -76,11 +76,12 @@
 //!
 //! Syntax: `forward FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names; of a
 //! network for several reverse zones only the first zone counts. **TO** is an upstream; there can be 15, and of several
-//! with the same address and port the first one counts: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS
-//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with
-//! HTTPS (`https://192.0.2.1`, port 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a
-//! file with `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place
-//! of an address (`https://dns.example.com`), for each of its addresses.
+//! with the same address and port the first one counts: an address with or without a port (`192.0.2.1`,
+//! `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS (`tls://192.0.2.1`, port 853;
+//! `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with HTTPS (`https://192.0.2.1`, port
+//! 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a file with `nameserver` lines
+//! (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place of an address
+//! (`https://dns.example.com`), for each of its addresses.
 //!
 //! | option | default | meaning |
 //! |---|---|---|

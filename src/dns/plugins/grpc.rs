@@ -10,15 +10,15 @@
 //!
 //! Differences from CoreDNS: there an upstream is asked only after the one before has failed, for 5 s in all, and an
 //! answer to another question is FORMERR, here a failure of the upstream. `unix://` isn't supported. Identical queries
-//! share one look-up, which counts once for each client in `coredns_grpc_requests_total` and the other metrics, as does
-//! the status NOT_FOUND, which is NXDOMAIN; their durations are those of whole look-ups.
+//! share one look-up, which counts once for each client in `coredns_grpc_requests_total` and the other metrics, with
+//! its whole duration, for its last upstream. The status NOT_FOUND counts there as NXDOMAIN; CoreDNS doesn't count it.
 //! *forward* has the limits for clients and for upstream sockets.
 //!
 //! # Syntax
 //!
 //! Syntax: `grpc FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names. **TO** is an
-//! address with or without a port (`192.0.2.1:9005`; the default is 53), maybe after `dns://`, or a file with `nameserver` lines; there can
-//! be 15. The plugin can be there once in a block.
+//! address with or without a port (`192.0.2.1:9005`; the default is 53), maybe after `dns://`, or a file with
+//! `nameserver` lines; there can be 15. The plugin can be there once in a block.
 //!
 //! | option | default | meaning |
 //! |---|---|---|
