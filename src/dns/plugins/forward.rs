@@ -58,7 +58,7 @@
 //!   first, up to 8 queries share a connection (RFC 7766), until a shared one is silent for 300 ms. An upstream such as
 //!   CoreDNS, which answers in order, would let each query wait for the slowest one before it.
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
-//!   succeeds. A resolver that is the block's own listener is left out: without an upstream it has no answer.
+//!   succeeds. A warning tells if only the block itself would resolve them: without an upstream it has no answer.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code
 //!   but NXDOMAIN and YXDOMAIN.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops it.
@@ -75,12 +75,13 @@
 //! # Syntax
 //!
 //! Syntax: `forward FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names; of a
-//! network for several reverse zones only the first zone counts. **TO** is an upstream; there can be 15, and duplicates
-//! count once: an address with or without a port (`192.0.2.1`, `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS
-//! (`tls://192.0.2.1`, port 853; `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with
-//! HTTPS (`https://192.0.2.1`, port 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a
-//! file with `nameserver` lines (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place
-//! of an address (`https://dns.example.com`), for each of its addresses.
+//! network for several reverse zones only the first zone counts. **TO** is an upstream; there can be 15, and of several
+//! with the same address and port the first one counts: an address with or without a port (`192.0.2.1`,
+//! `[2001:db8::1]:5353`, `dns://192.0.2.1`), one with TLS (`tls://192.0.2.1`, port 853;
+//! `tls://192.0.2.1%dns.example.com:853` with the name in its certificate), one with HTTPS (`https://192.0.2.1`, port
+//! 443 and the path `/dns-query`; `https://192.0.2.1%dns.example.com:8443/path`), a file with `nameserver` lines
+//! (`/etc/resolv.conf`; with *reload*, its changes take effect), or a host name in place of an address
+//! (`https://dns.example.com`), for each of its addresses.
 //!
 //! | option | default | meaning |
 //! |---|---|---|
@@ -161,7 +162,7 @@ use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::shared_lookups::SharedLookups;
 use options::{ParsedOptions, parse};
-use to::host_resolvers;
+use to::warn_of_own_resolvers;
 
 const NAME: &str = "forward";
 
@@ -191,7 +192,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let upstreams = Arc::new(UpstreamGroup::new(known(&to), options));
         setup.builder.upstreams.extend(addresses);
         if to.iter().any(|to| matches!(to, UpstreamAddr::Host(..))) {
-            let (upstreams, resolvers) = (Arc::clone(&upstreams), host_resolvers(resolvers, line, setup)?);
+            warn_of_own_resolvers(&resolvers, &to, line, setup);
+            let upstreams = Arc::clone(&upstreams);
             setup.add_task(move |_, stop| resolve(upstreams, to, resolvers, stop));
         }
         // The plugin after the last line isn't `forward`.

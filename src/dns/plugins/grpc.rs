@@ -10,14 +10,15 @@
 //!
 //! Differences from CoreDNS: there an upstream is asked only after the one before has failed, for 5 s in all, and an
 //! answer to another question is FORMERR, here a failure of the upstream. `unix://` isn't supported. Identical queries
-//! share one look-up, which counts once for each client in `coredns_grpc_requests_total` and the other metrics.
+//! share one look-up, which counts once for each client in `coredns_grpc_requests_total` and the other metrics, with
+//! its whole duration, for its last upstream. The status NOT_FOUND counts there as NXDOMAIN; CoreDNS doesn't count it.
 //! *forward* has the limits for clients and for upstream sockets.
 //!
 //! # Syntax
 //!
 //! Syntax: `grpc FROM TO...`, with the options below. **FROM** is the zone to forward, `.` for all names. **TO** is an
-//! address with or without a port (`192.0.2.1:9005`; the default is 53), or a file with `nameserver` lines; there can
-//! be 15. The plugin can be there once in a block.
+//! address with or without a port (`192.0.2.1:9005`; the default is 53), maybe after `dns://`, or a file with
+//! `nameserver` lines; there can be 15. The plugin can be there once in a block.
 //!
 //! | option | default | meaning |
 //! |---|---|---|
@@ -202,7 +203,7 @@ fn options(line: &Directive, setup: &mut Setup<'_>) -> Result<Options, CorefileE
 /// Returns the addresses of a word: several if the word is a file.
 fn upstreams(word: &Token, setup: &mut Setup<'_>) -> Result<Vec<SocketAddr>, CorefileError> {
     const EXPECTED: &str = "an address such as 192.0.2.1:9005, or a file like /etc/resolv.conf";
-    if word.text.contains("://") {
+    if word.text.contains("://") && !word.text.starts_with("dns://") {
         return Err(word.unexpected(EXPECTED));
     }
     let mut all = Vec::new();

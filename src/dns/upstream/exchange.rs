@@ -31,14 +31,15 @@ use crate::dns::net::late_timer::LateTimer;
 use crate::dns::net::shared_runtime::on_shared_runtime;
 use crate::dns::transport::tls::ALPN_HTTP2;
 use crate::dns::upstream::endpoint::{TlsClient, Transport};
-use crate::dns::upstream::http::{HttpClient, HttpFormat};
+use crate::dns::upstream::http::HttpClient;
 use crate::model::tls_error;
 
 /// The pause before the first retransmission of a datagram; it doubles with each retransmission.
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 /// The timeout of the query by TCP after a truncated answer: a resolver that forwards to lb-linker waits for 2 s.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a reused connection may be silent before a new one is tried: the other end may be gone.
+/// How long a reused connection may be silent, or another query may take to open one, before a new one is tried: the
+/// other end may be gone.
 const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 const NO_HTTP2: &str = "tls: it doesn't offer HTTP/2 (ALPN h2)";
 
@@ -137,8 +138,8 @@ impl Upstream {
     fn count_socket(&self, was_open: bool, by_stream: bool) {
         let protocol = match self.endpoint.transport {
             Transport::Tls(_) => "tcp-tls",
-            Transport::Http(HttpClient { format: HttpFormat::Dns { .. }, .. }) => "https",
-            Transport::Http(HttpClient { format: HttpFormat::Grpc, .. }) => "grpc",
+            // The plugin grpc has no such metrics.
+            Transport::Http(_) => "https",
             Transport::Udp if !by_stream => "udp",
             Transport::Udp | Transport::Tcp => "tcp",
         };
@@ -370,50 +371,46 @@ impl Attempt<'_> {
     }
 
     /// Sends the query over an open connection if there is one, else over a new one. If the open connection fails, the query
-    /// is sent once more over a new one; if it is silent for [`POOLED_STREAM_TIMEOUT`], also over a new one, and the first
-    /// answer counts.
+    /// is sent once more over another one; if it is silent for [`POOLED_STREAM_TIMEOUT`], also over another one, and the
+    /// first answer counts.
     async fn by_stream(&self, edns: bool) -> Result<Arc<WireMessage>, ExchangeError> {
         let bytes = &self.question.encode(edns);
         let connections = &self.upstream.connections;
         let begun = self.wait_to_send("tcp", Instant::now()).await?;
-        let dialing = self.upstream.dialing("tcp");
-        let ask = |now| connections.ask(bytes, self.quota, now).map_err(|error| dialing.failed(error));
-        let (mut asked, mut opening) = (ask(begun)?, None);
+        let (mut asked, mut opening) = (self.ask_open(bytes, begun, None)?, None);
         if asked.is_none() {
-            self.progress.begin(dialing, begun);
-            let waiting = timeout_at(self.times.deadline, connections.wait_to_open());
-            opening = waiting.await.map_err(|_| dialing.late())?;
-            asked = if opening.is_some() { ask(Instant::now())? } else { None };
+            self.progress.begin(self.upstream.dialing("tcp"), begun);
+            (asked, opening) = self.ask_opened(bytes, None).await?;
         }
         let Some((query, is_shared)) = asked else {
             return self.answer_by_new_connection(bytes, self.quota.take(), opening).await;
         };
         drop(opening);
         self.upstream.count_socket(true, true);
-        let socket = Arc::clone(&query.socket);
+        let (socket, sent) = (Arc::clone(&query.socket), query.sent);
         let mut old = Box::pin(async { self.accepted("tcp", self.reply_by_connection(query).await?) });
         match timeout(POOLED_STREAM_TIMEOUT, &mut old).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) if error.is_timeout() || error.is_http_refusal() => Err(error),
             Ok(Err(_)) => {
                 drop(old);
+                socket.retire();
                 // The other end may have closed the idle connections, too. A shared connection may have been given up
                 // meanwhile.
                 if !is_shared {
                     connections.close_idle_since(begun);
                 }
-                self.wait_to_send("tcp", Instant::now()).await?;
-                self.answer_by_new_connection(bytes, self.quota.take(), None).await
+                self.answer_by_another_connection(bytes, sent, SocketQuota::take).await
             }
             // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
             // connections stay open.
             Err(_) => {
-                if is_shared && connections.doubt(&socket, begun) {
+                if is_shared && connections.doubt(&socket, sent) {
                     return old.await;
                 }
                 let new = Box::pin(async {
-                    self.wait_to_send("tcp", Instant::now()).await?;
-                    let outcome = self.answer_by_new_connection(bytes, self.quota.take_spare(), None).await;
+                    let outcome =
+                        self.answer_by_another_connection(bytes, sent, SocketQuota::take_spare).await;
                     // A query that shares a connection may have waited for another query.
                     if outcome.is_ok() && !is_shared {
                         connections.close_idle_since(begun);
@@ -423,6 +420,46 @@ impl Attempt<'_> {
                 select_ok([Either::Left(old), Either::Right(new)]).await.map(|(answer, _)| answer)
             }
         }
+    }
+
+    /// Sends the query over an open connection, see [`Connections::ask`](super::sockets::stream::Connections::ask).
+    fn ask_open(
+        &self,
+        bytes: &[u8],
+        now: Instant,
+        since: Option<Instant>,
+    ) -> Result<Option<(SentQuery, bool)>, ExchangeError> {
+        let asked = self.upstream.connections.ask(bytes, self.quota, now, since);
+        asked.map_err(|error| self.upstream.dialing("tcp").failed(error))
+    }
+
+    /// By HTTP/2 sends the query over the connection that another query opens, unless that takes too long. Without one,
+    /// returns the guard to hold while this query opens one.
+    async fn ask_opened(
+        &self,
+        bytes: &[u8],
+        since: Option<Instant>,
+    ) -> Result<(Option<(SentQuery, bool)>, Option<MutexGuard<'_, ()>>), ExchangeError> {
+        let waiting = timeout(POOLED_STREAM_TIMEOUT, self.upstream.connections.wait_to_open());
+        let Ok(Some(opening)) = waiting.await else { return Ok((None, None)) };
+        Ok((self.ask_open(bytes, Instant::now(), since)?, Some(opening)))
+    }
+
+    /// Sends the query once more after its connection has failed, or was silent since `sent`: over a new one, or by HTTP/2
+    /// over one that another query has opened since then.
+    async fn answer_by_another_connection(
+        &self,
+        bytes: &[u8],
+        sent: Instant,
+        take: fn(&SocketQuota) -> io::Result<SocketPermit>,
+    ) -> Result<Arc<WireMessage>, ExchangeError> {
+        self.wait_to_send("tcp", Instant::now()).await?;
+        let (asked, opening) = self.ask_opened(bytes, Some(sent)).await?;
+        let Some((query, _)) = asked else {
+            return self.answer_by_new_connection(bytes, take(self.quota), opening).await;
+        };
+        drop(opening);
+        self.accepted("tcp", self.reply_by_connection(query).await?)
     }
 
     async fn answer_by_new_connection(

@@ -19,8 +19,6 @@ const MAX_ANSWER_BYTES: usize = u16::MAX as usize;
 pub(crate) const MAX_BODY_BYTES: usize = grpc::MAX_BODY_BYTES;
 /// The media type of a DNS message (RFC 8484 section 6).
 const DNS_MESSAGE: &str = "application/dns-message";
-/// The port that an authority leaves out (RFC 9110 section 4.2.2).
-const DEFAULT_PORT: u16 = 443;
 /// The status of a gRPC call that has succeeded, and of one that has found nothing.
 const GRPC_OK: &str = "0";
 const GRPC_NOT_FOUND: &str = "5";
@@ -81,9 +79,10 @@ impl HttpClient {
             SocketAddr::V4(address) => address.ip().to_string(),
             SocketAddr::V6(address) => format!("[{}]", address.ip()),
         });
+        // The default port is left out (RFC 9110 section 4.2).
+        let (scheme, default) = if self.tls.is_some() { (Scheme::HTTPS, 443) } else { (Scheme::HTTP, 80) };
         let port = address.port();
-        let authority = if port == DEFAULT_PORT { host } else { format!("{host}:{port}") };
-        let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+        let authority = if port == default { host } else { format!("{host}:{port}") };
         HttpRequests { scheme, authority, format: self.format.clone() }
     }
 }
@@ -132,7 +131,9 @@ impl HttpRequests {
                 Err(HttpRefusal::MediaType)
             }
             // A suffix, such as `+proto`, may follow.
-            HttpFormat::Grpc if !media_type.starts_with(grpc::MEDIA_TYPE) => Err(HttpRefusal::GrpcMediaType),
+            HttpFormat::Grpc if media_type.split('+').next() != Some(grpc::MEDIA_TYPE) => {
+                Err(HttpRefusal::GrpcMediaType)
+            }
             _ if text(headers, CONTENT_LENGTH)
                 .parse::<u64>()
                 .is_ok_and(|length| length > MAX_BODY_BYTES as u64) =>
@@ -170,13 +171,15 @@ fn text(headers: &HeaderMap, name: HeaderName) -> &str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Returns the answer NXDOMAIN, as CoreDNS does for this status.
+/// Returns the answer NXDOMAIN, as CoreDNS does for this status. Of the query's second flags it has only CD: nothing was
+/// validated.
 fn not_found(query: &[u8]) -> Vec<u8> {
     const RESPONSE: u8 = 0x80;
+    const CD: u8 = 0x10;
     const NXDOMAIN: u8 = 3;
     let mut message = query.to_vec();
     message[2] |= RESPONSE;
-    message[3] |= NXDOMAIN;
+    message[3] = message[3] & CD | NXDOMAIN;
     message
 }
 
@@ -219,6 +222,8 @@ mod tests {
             assert_eq!(request.uri(), &*format!("https://{authority}/a/b%20c?dns=AAH_"));
             assert_eq!((request.method(), request.headers().len(), body), (&Method::GET, 1, None));
             let (request, body) = requests(host, address, HttpFormat::Grpc).request(&[0, 1, 255]).unwrap();
+            let authority =
+                if authority.ends_with(":8443") { authority.to_owned() } else { format!("{authority}:443") };
             assert_eq!(request.uri(), &*format!("http://{authority}/coredns.dns.DnsService/Query"));
             let header = |name| request.headers()[name].to_str().unwrap();
             assert_eq!([header(TE), header(CONTENT_TYPE)], ["trailers", "application/grpc"]);
@@ -273,11 +278,12 @@ mod tests {
     #[test]
     fn grpc_answer_needs_the_status_0() {
         let requests = requests(None, "192.0.2.1:443", HttpFormat::Grpc);
-        let query = [0, 0, 1, 0x20, 0, 0, 0, 0, 0, 0, 0, 0];
+        // With AD and CD.
+        let query = [0, 0, 1, 0x30, 0, 0, 0, 0, 0, 0, 0, 0];
         let status = |text| map(&[(HeaderName::from_static(grpc::STATUS), text)]);
         for (text, body, expected) in [
             (Some("0"), grpc::encode(b"ab"), Ok(b"ab".to_vec())),
-            (Some("5"), vec![], Ok(vec![0, 0, 0x81, 0x23, 0, 0, 0, 0, 0, 0, 0, 0])),
+            (Some("5"), vec![], Ok(vec![0, 0, 0x81, 0x13, 0, 0, 0, 0, 0, 0, 0, 0])),
             (Some("14"), grpc::encode(b"ab"), Err("the gRPC status is 14".to_owned())),
             (Some("x"), grpc::encode(b"ab"), Err("the gRPC response has no status".to_owned())),
             (None, grpc::encode(b"ab"), Err("the gRPC response has no status".to_owned())),
@@ -289,6 +295,7 @@ mod tests {
         for (media_type, expected) in [
             (Some("application/grpc"), Ok(())),
             (Some("application/grpc+proto"), Ok(())),
+            (Some("application/grpc-web"), Err(HttpRefusal::GrpcMediaType)),
             (Some("application/dns-message"), Err(HttpRefusal::GrpcMediaType)),
             (None, Err(HttpRefusal::GrpcMediaType)),
         ] {

@@ -117,9 +117,11 @@ pub(super) fn parse(
     }
     let from = zone(from, setup)?;
     let (mut upstreams, mut addresses) = (Vec::new(), Vec::new());
-    let mut connector = None;
+    let (mut connector, mut seen) = (None, Vec::new());
     for word in to {
         for destination in destinations(word, setup)? {
+            warn_of_another_way(&seen, &destination, word, setup);
+            seen.push(destination.clone());
             if let AddressOrHost::Address(address) = destination.at {
                 addresses.push((address, word.position.clone()));
             }
@@ -140,6 +142,16 @@ pub(super) fn parse(
         options,
         addresses,
     })
+}
+
+/// Warns of an upstream that is left out, because an upstream before it has the same address or host and the same port.
+fn warn_of_another_way(before: &[Destination], to: &Destination, word: &Token, setup: &mut Setup<'_>) {
+    if before.iter().find(|other| other.at == to.at).is_some_and(|other| other != to) {
+        setup.builder.warnings.push(word.error(format!(
+            "{:?} isn't asked: an upstream before it has the same address and port, and is asked in another way",
+            word.text
+        )));
+    }
 }
 
 /// Returns the zone to forward; as in CoreDNS, the first zone of a network that stands for several zones.

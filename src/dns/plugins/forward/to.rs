@@ -8,12 +8,14 @@ use rustls::pki_types::ServerName;
 
 use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Directive, Scheme, Token};
+use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own_listener;
 use crate::dns::plugins::client_tls::server_name;
 use crate::dns::plugins::setup::{BlockBuilder, Setup};
+use crate::dns::upstream::bootstrap::UpstreamAddr;
 use crate::dns::upstream::http::DEFAULT_PATH;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(in crate::dns::plugins) struct Destination {
     pub(super) scheme: Scheme,
     pub(in crate::dns::plugins) at: AddressOrHost,
@@ -73,35 +75,37 @@ pub(in crate::dns::plugins) fn destinations(
     parts.at_host(scheme, word).map(|destination| vec![destination])
 }
 
-/// Returns the servers that resolve the host names of upstreams: the `named` ones, or those of resolv.conf, without
-/// this block itself. None means the system's resolver.
-///
-/// # Errors
-/// If there is no other server.
-pub(super) fn host_resolvers(
-    named: Vec<SocketAddr>,
+/// Warns if a host name of the upstreams `to` is in the block's zones, and all servers that resolve it, the `named` ones
+/// or those of resolv.conf, are this block itself.
+pub(super) fn warn_of_own_resolvers(
+    named: &[SocketAddr],
+    to: &[UpstreamAddr],
     line: &Directive,
     setup: &mut Setup<'_>,
-) -> Result<Vec<SocketAddr>, CorefileError> {
-    let is_named = !named.is_empty();
-    let listed = if is_named {
-        named
-    } else {
+) {
+    let zones = ZoneSet::new(setup.zones.iter().cloned());
+    let is_in_zones = |host: &str| Name::from_ascii(host).is_ok_and(|name| zones.contains(&name));
+    if !to.iter().any(|to| matches!(to, UpstreamAddr::Host(host, ..) if is_in_zones(host))) {
+        return;
+    }
+    let (listed, instead) = if named.is_empty() {
         let text = setup.read(Path::new(RESOLV_CONF)).unwrap_or_default();
-        nameservers(&String::from_utf8_lossy(&text)).collect()
+        let listed = nameservers(&String::from_utf8_lossy(&text)).collect();
+        (listed, "name another server by resolver, or the hosts in /etc/hosts")
+    } else {
+        (named.to_vec(), "name another server by resolver")
     };
     let BlockBuilder { bind, ports, .. } = &setup.builder;
     let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
     let bind = if bind.is_empty() { &all[..] } else { &bind[..] };
     let listeners = || bind.iter().flat_map(|ip| ports.iter().map(|port| SocketAddr::new(*ip, *port)));
-    let is_other = |server: &SocketAddr| !listeners().any(|listen| is_own_listener(listen, *server));
-    let others: Vec<SocketAddr> = listed.iter().copied().filter(is_other).collect();
-    match others.len() {
-        0 if !listed.is_empty() => Err(line.error(
-            "this block itself would resolve the host names of its upstreams: name another server by resolver",
-        )),
-        number if number == listed.len() && !is_named => Ok(Vec::new()),
-        _ => Ok(others),
+    let is_own = |server: &SocketAddr| listeners().any(|listen| is_own_listener(listen, *server));
+    if let Some(first) = listed.first().filter(|_| listed.iter().all(is_own)) {
+        let warning = line.error(format!(
+            "{first} would resolve the host names of the upstreams, and is this block itself, which has no answer \
+             without an upstream: {instead}"
+        ));
+        setup.builder.warnings.push(warning);
     }
 }
 

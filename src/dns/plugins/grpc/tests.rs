@@ -5,9 +5,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use super::*;
+use crate::dns::chain::server::Server;
 use crate::dns::message::grpc;
 use crate::dns::plugins::tests::fake_upstream::{address, error};
-use crate::dns::plugins::tests::support::TestServer;
+use crate::dns::plugins::tests::support::{TestServer, show};
 use crate::held_port::HeldPort;
 
 /// An upstream that answers by gRPC: names below `none` don't exist, for names below `gone` the status is NOT_FOUND,
@@ -94,6 +95,9 @@ async fn answers_are_counted_and_errors_are_failures() {
             format!("coredns_grpc_responses_total{{rcode=\"NXDOMAIN\",to=\"{to}\"}} 2")
         ]
     );
+    let mut request = context.request("x.gone. A");
+    request.metadata.authentic_data = true;
+    assert_eq!(show(&Server::serve(&mut request).await.unwrap()), "NXDOMAIN | | |", "without AD");
 }
 
 #[tokio::test]
@@ -119,7 +123,7 @@ async fn nxdomain_and_failures_fall_through_for_the_zones() {
 #[tokio::test]
 async fn next_upstream_answers_when_one_is_dead() {
     let (upstream, dead) = (GrpcUpstream::start().await, HeldPort::take().unwrap());
-    let line = format!("grpc . {} {} {{\npolicy sequential\n}}", dead.local(), upstream.address);
+    let line = format!("grpc . {} dns://{} {{\npolicy sequential\n}}", dead.local(), upstream.address);
     let context = TestServer::block(&line);
     assert_eq!(context.ask("a.test. A").await, "NOERROR ra | a.test. 60 IN A 192.0.2.1 | |");
 }

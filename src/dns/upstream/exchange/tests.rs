@@ -1,4 +1,10 @@
+use futures::future::join_all;
+use h2::RecvStream;
+use h2::server::SendResponse;
 use hickory_proto::rr::{Name, RecordType};
+use hyper::body::Bytes;
+use hyper::header::{CONTENT_TYPE, HeaderMap};
+use hyper::{Request, Response};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -6,13 +12,16 @@ use tokio::task::{JoinSet, yield_now};
 use tokio::time::advance;
 
 use super::*;
+use crate::dns::message::grpc;
 use crate::dns::message::header::HEADER;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::ForwardOptions;
 use crate::dns::upstream::endpoint::UpstreamEndpoint;
 use crate::dns::upstream::error::ForwardError;
 use crate::dns::upstream::group::UpstreamGroup;
+use crate::dns::upstream::http::HttpFormat;
 use crate::dns::upstream::lookup_origin::LookupOrigin;
+use crate::dns::upstream::tls::connector;
 use crate::held_port::HeldPort;
 
 fn upstream(address: SocketAddr, transport: Transport) -> Arc<Upstream> {
@@ -116,6 +125,78 @@ async fn query_is_repeated_though_its_reused_socket_has_failed() {
     tokio::select! {
         () = hearing => {}
         answer = ask(&upstream, &quota) => panic!("{answer:?}"),
+    }
+}
+
+/// Returns an upstream by HTTP/2.
+fn http_upstream(listener: &TcpListener, by_tls: bool) -> Arc<Upstream> {
+    let connector = connector(Some(rustls::RootCertStore::empty()), None).unwrap();
+    let tls = by_tls.then_some(TlsClient { connector, name: None });
+    let client = HttpClient { tls, host: None, format: HttpFormat::Grpc };
+    upstream(listener.local_addr().unwrap(), Transport::Http(client))
+}
+
+async fn answer_by_grpc(request: Request<RecvStream>, mut response: SendResponse<Bytes>) {
+    let (mut body, mut bytes) = (request.into_body(), Vec::new());
+    while let Some(data) = body.data().await {
+        bytes.extend_from_slice(&data.unwrap());
+    }
+    let answer = addresses(grpc::decode(&bytes).unwrap(), 1);
+    let head = Response::builder().header(CONTENT_TYPE, grpc::MEDIA_TYPE).body(()).unwrap();
+    let mut sending = response.send_response(head, false).unwrap();
+    sending.send_data(grpc::encode(&answer).into(), false).unwrap();
+    let mut trailers = HeaderMap::new();
+    trailers.insert(grpc::STATUS, "0".parse().unwrap());
+    sending.send_trailers(trailers).unwrap();
+}
+
+#[tokio::test]
+async fn queries_of_a_failed_connection_share_the_next_one() {
+    const QUERIES: usize = 10;
+    for is_silent in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let upstream = http_upstream(&listener, false);
+        let quota = upstream.budget.check_quota();
+        let accept = async || h2::server::handshake(listener.accept().await.unwrap().0).await.unwrap();
+        let answering = async {
+            let (mut first, mut unanswered, mut answers) = (accept().await, Vec::new(), JoinSet::new());
+            let (request, response) = first.accept().await.unwrap().unwrap();
+            answers.spawn(answer_by_grpc(request, response));
+            while unanswered.len() < QUERIES {
+                unanswered.push(first.accept().await.unwrap().unwrap());
+            }
+            let _open = is_silent.then_some((unanswered, first));
+            let mut next = accept().await;
+            loop {
+                tokio::select! {
+                    asked = next.accept() => {
+                        let (request, response) = asked.unwrap().unwrap();
+                        answers.spawn(answer_by_grpc(request, response));
+                    }
+                    _ = listener.accept() => panic!("there is a third connection"),
+                }
+            }
+        };
+        let asking = async {
+            ask(&upstream, &quota).await.unwrap();
+            join_all((0..QUERIES).map(|_| ask(&upstream, &quota))).await
+        };
+        tokio::select! {
+            answers = asking => answers.into_iter().for_each(|answer| drop(answer.unwrap())),
+            () = answering => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn query_opens_a_connection_beside_a_slow_handshake() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = http_upstream(&listener, true);
+    let quota = upstream.budget.check_quota();
+    let accepting = async { (listener.accept().await.unwrap(), listener.accept().await.unwrap()) };
+    tokio::select! {
+        _ = accepting => {}
+        answers = join_all([ask(&upstream, &quota), ask(&upstream, &quota)]) => panic!("{answers:?}"),
     }
 }
 

@@ -138,8 +138,9 @@ impl Connections {
         query
     }
 
-    /// Sends a query over a connection that other queries use, or over an idle one, which takes a permit of `quota`. Returns
-    /// the query, and whether the connection is shared; `None` if there is no connection.
+    /// Sends a query over a connection that other queries use, or over an idle one, which takes a permit of `quota`; with
+    /// `since` only over an idle one that was opened or has had a reply since then. Returns the query, and whether the
+    /// connection is shared; `None` if there is no connection.
     ///
     /// # Errors
     /// If `quota` has no permit.
@@ -148,13 +149,15 @@ impl Connections {
         bytes: &[u8],
         quota: &SocketQuota,
         now: Instant,
+        since: Option<Instant>,
     ) -> io::Result<Option<(SentQuery, bool)>> {
         let pool = &mut *self.pool.lock();
         if let Some(shared) = pool.shared(now, &self.pool_config) {
             return Ok(Some((shared.ask(bytes.to_vec(), now), true)));
         }
         pool.idle.retain(|connection| connection.stays_usable(now, &self.pool_config));
-        if pool.idle.is_empty() {
+        let is_usable = |idle: &Arc<UpstreamSocket>| since.is_none_or(|since| idle.last_sign() > since);
+        if !pool.idle.last().is_some_and(is_usable) {
             return Ok(None);
         }
         let permit = quota.take()?;

@@ -118,13 +118,39 @@ fn invalid_option_is_rejected_with_its_position() {
         let found = TestServer::error(&format!("forward . 192.0.2.1 {{\n{options}\n}}"));
         assert_eq!(found, format!("Corefile:{error}"), "{options}");
     }
-    let itself = TestServer::error("forward . https://dns.example {\nresolver 127.0.0.1\n}");
-    let expected =
-        "this block itself would resolve the host names of its upstreams: name another server by resolver";
-    assert_eq!(itself, format!("Corefile:2:1: {expected}"));
     for scheme in ["tls", "https"] {
         let line = format!("forward . {scheme}://192.0.2.1%a.example {{\ntls_servername b.example\n}}");
         let clash = "Corefile:2:11: tls_servername \"b.example\" is there, too: one name is enough";
         assert_eq!(TestServer::error(&line), clash);
+    }
+}
+
+#[test]
+fn upstreams_that_may_never_be_asked_are_warned_of() {
+    let own = "Corefile:2:1: 127.0.0.1:53 would resolve the host names of the upstreams, and is this block itself, which \
+               has no answer without an upstream: name another server by resolver";
+    let left_out = |place: &str, text: &str| {
+        format!(
+            "Corefile:2:{place}: {text:?} isn't asked: an upstream before it has the same address and port, and is asked \
+             in another way"
+        )
+    };
+    for (block, line, warnings) in [
+        (".", "https://dns.example {\nresolver 127.0.0.1\n}", vec![own.to_owned()]),
+        (".", "https://dns.example {\nresolver 127.0.0.1 192.0.2.1\n}", vec![]),
+        (".:54", "https://dns.example {\nresolver 127.0.0.1\n}", vec![]),
+        ("corp", "tls://dns.example {\nresolver 127.0.0.1\n}", vec![]),
+        ("corp", "tls://dns.corp {\nresolver 127.0.0.1\n}", vec![own.to_owned()]),
+        (
+            ".",
+            "https://192.0.2.1/a https://192.0.2.1/b tls://192.0.2.1:443 https://192.0.2.1/a",
+            vec![left_out("31", "https://192.0.2.1/b"), left_out("51", "tls://192.0.2.1:443")],
+        ),
+        (".", "192.0.2.1 dns://192.0.2.1:53 tls://192.0.2.1 https://192.0.2.1", vec![]),
+    ] {
+        let (_, configuration) = TestServer::configured(&format!("{block} {{\nforward . {line}\n}}\n"));
+        let found: Vec<String> =
+            configuration.blocks[0].builder.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(found, warnings, "{block} {line}");
     }
 }

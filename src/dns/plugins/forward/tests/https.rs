@@ -11,8 +11,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
-use tokio::time::{Duration, sleep};
+use tokio::task::{JoinSet, yield_now};
 use tokio_rustls::TlsAcceptor;
 
 use super::tls::Certificates;
@@ -190,7 +189,7 @@ async fn failing_https_upstream_is_down_and_the_next_one_answers() {
         assert!(context.lines()[0].ends_with(why), "{:?}", context.lines());
         while context.metrics("broken") != ["coredns_forward_healthcheck_broken_total 1"] {
             context.ask("a. A").await;
-            sleep(Duration::from_millis(20)).await;
+            yield_now().await;
         }
         let line = format!(
             "forward . https://{failing} {} {{\ntls {ca}\ntls_servername server.example\npolicy sequential\n}}",

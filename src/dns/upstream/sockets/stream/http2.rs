@@ -27,8 +27,9 @@ pub(super) const MAX_STREAMS: usize = 100;
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// The number of bytes of a body that the upstream may send: one more than a body may have.
 const STREAM_WINDOW_BYTES: u32 = MAX_BODY_BYTES as u32 + 1;
-/// The number of bytes of all bodies that aren't whole yet.
-const CONNECTION_WINDOW_BYTES: u32 = 4 * STREAM_WINDOW_BYTES;
+/// The number of bytes of all bodies that aren't whole yet: with less, bodies that arrive by turns could use up the
+/// window, and none would become whole.
+const CONNECTION_WINDOW_BYTES: u32 = MAX_STREAMS as u32 * STREAM_WINDOW_BYTES;
 
 /// A query to send.
 struct OutgoingQuery {

@@ -58,7 +58,7 @@ impl Pair {
     }
 
     fn ask_at(&self, now: Instant) -> Option<SentQuery> {
-        self.connections.ask(&query(), &self.quota, now).unwrap().map(|(query, _)| query)
+        self.connections.ask(&query(), &self.quota, now, None).unwrap().map(|(query, _)| query)
     }
 
     /// Returns the number of free permits: for idle connections, and of the quota.

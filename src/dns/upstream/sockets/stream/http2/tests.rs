@@ -66,7 +66,7 @@ impl Pair {
     }
 
     fn ask_at(&self, now: Instant) -> Option<SentQuery> {
-        self.connections.ask(&query(), &self.quota, now).unwrap().map(|(query, _)| query)
+        self.connections.ask(&query(), &self.quota, now, None).unwrap().map(|(query, _)| query)
     }
 
     /// Waits until this many connections are idle.
@@ -241,6 +241,32 @@ async fn response_that_is_no_answer_ends_only_its_query() {
     }
     asked.recv().await.unwrap().respond_well().await;
     assert!(is_answered(&query).await);
+}
+
+#[tokio::test]
+async fn bodies_that_arrive_by_turns_become_whole() {
+    let pair = Pair::new().await;
+    let (first, end) = pair.connect().await;
+    let (mut asked, _open, _) = serve(end, 100);
+    let mut queries: Vec<_> = (0..8).map(|_| pair.ask_at(first.sent).unwrap()).collect();
+    queries.push(first);
+    let mut small = asked.recv().await.unwrap();
+    let mut large = Vec::new();
+    for _ in 0..8 {
+        let mut asked = asked.recv().await.unwrap();
+        large.push(asked.response.send_response(ok().body(()).unwrap(), false).unwrap());
+    }
+    for is_end in [false, true] {
+        for body in &mut large {
+            body.send_data(vec![0; 30_000].into(), is_end).unwrap();
+        }
+    }
+    small.respond_well().await;
+    let mut answered = 0;
+    for query in &queries {
+        answered += usize::from(is_answered(query).await);
+    }
+    assert_eq!(answered, 1);
 }
 
 #[tokio::test]
