@@ -101,7 +101,8 @@ pub(crate) fn bind_with<S>(
     }
 }
 
-fn ipv6_is_off(error: &std::io::Error) -> bool {
+/// Returns whether an address can't be bound because IPv6 is disabled.
+pub(crate) fn ipv6_is_off(error: &std::io::Error) -> bool {
     is_one_of(error, &[Errno::EAFNOSUPPORT, Errno::EADDRNOTAVAIL])
 }
 

@@ -38,9 +38,8 @@ pub fn try_header(bytes: &[u8]) -> Result<&'static str, String> {
 
 fn check(bytes: &[u8], header: ProxyHeader) -> Result<&'static str, &'static str> {
     let of_datagram = parse_datagram(bytes);
-    if of_datagram != header
-        && (of_datagram != ProxyHeader::Absent || !b"PROXY ".starts_with(&bytes[..bytes.len().min(6)]))
-    {
+    let is_refused = matches!(of_datagram, ProxyHeader::Absent | ProxyHeader::Invalid(_));
+    if of_datagram != header && !(is_refused && b"PROXY ".starts_with(&bytes[..bytes.len().min(6)])) {
         return Err("a datagram has the same header, unless it is of version 1");
     }
     match header {

@@ -2,14 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use ipnet::IpNet;
+
 use crate::dns::message::proxy_header::ProxyHeader;
-use crate::dns::message::validity::ClientScope;
 use crate::dns::net::unmapped;
 
 /// The sources of a listener whose PROXY headers name the clients.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct ProxySources {
-    pub allowed: ClientScope,
+    pub allowed: Vec<IpNet>,
     /// What is done with the headers of all others.
     pub others: ProxyPolicy,
 }
@@ -43,7 +44,8 @@ pub enum ProxyStep {
 impl ProxySources {
     #[must_use]
     pub fn policy(&self, source: IpAddr) -> ProxyPolicy {
-        if (self.allowed.0)(source.to_canonical()) { ProxyPolicy::Use } else { self.others }
+        let source = source.to_canonical();
+        if self.allowed.iter().any(|net| net.contains(&source)) { ProxyPolicy::Use } else { self.others }
     }
 
     /// Returns what is done with a header of a source.
@@ -61,10 +63,11 @@ impl ProxySources {
                 ProxyStep::Serve { client: source, length }
             }
             (ProxyPolicy::Use, ProxyHeader::Present { length, client }) => {
+                // No client has port 0 or the address 0.0.0.0 or ::, which stand for lb-linker's own requests.
+                let client = client.map(unmapped).filter(|client| !client.ip().is_unspecified());
                 let client = client.map_or(source, |client| {
-                    // No client has port 0, which stands for lb-linker's own requests.
                     let port = if client.port() == 0 { source.port() } else { client.port() };
-                    SocketAddr::new(unmapped(client).ip(), port)
+                    SocketAddr::new(client.ip(), port)
                 });
                 ProxyStep::Serve { client, length }
             }

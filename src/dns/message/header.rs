@@ -15,6 +15,10 @@ const OPT: [u8; 2] = 41_u16.to_be_bytes();
 /// The size of an OPT record without options, in bytes (RFC 6891 section 6.1.2).
 pub(crate) const OPT_LENGTH: usize = 11;
 
+/// The code of a client subnet option that [`disable_empty_subnets`] has disabled: it is reserved, so it has no other
+/// use (RFC 6891 section 9).
+pub(crate) const EMPTY_SUBNET: u16 = 65535;
+
 /// The result of the check of a message before it is decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HeaderCheck {
@@ -95,8 +99,6 @@ pub(crate) const fn opt(dnssec_ok: bool) -> [u8; OPT_LENGTH] {
 /// (RFC 7871 section 7.1.2); lb-linker passes on no option of a client.
 pub(crate) fn disable_empty_subnets(message: &mut [u8]) {
     const CLIENT_SUBNET: [u8; 2] = 8_u16.to_be_bytes();
-    // For local use (RFC 6891 section 9).
-    const UNUSED: [u8; 2] = 65001_u16.to_be_bytes();
     let Some(opt) = opt_of(message) else { return };
     let length = usize::from(u16::from_be_bytes([message[opt + 8], message[opt + 9]]));
     let Some(mut options) = message.get_mut(opt + 10..opt + 10 + length) else { return };
@@ -104,7 +106,7 @@ pub(crate) fn disable_empty_subnets(message: &mut [u8]) {
         let length = usize::from(u16::from_be_bytes([option[2], option[3]]));
         let Some((data, rest)) = rest.split_at_mut_checked(length) else { return };
         if option[..2] == CLIENT_SUBNET && data.len() >= 4 && data[..3] == [0; 3] {
-            option[..2].copy_from_slice(&UNUSED);
+            option[..2].copy_from_slice(&EMPTY_SUBNET.to_be_bytes());
         }
         options = rest;
     }

@@ -36,16 +36,25 @@ pub enum ProxyHeader {
 /// Reads the header in front of a connection's bytes.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> ProxyHeader {
-    match parse_datagram(bytes) {
-        ProxyHeader::Absent if begins(bytes, TEXT_SIGNATURE) => text(bytes),
-        header => header,
+    if begins(bytes, SIGNATURE) {
+        binary(bytes)
+    } else if begins(bytes, TEXT_SIGNATURE) {
+        text(bytes)
+    } else {
+        ProxyHeader::Absent
     }
 }
 
 /// Reads the header in front of a datagram, where only version 2 has a meaning.
 #[must_use]
 pub fn parse_datagram(bytes: &[u8]) -> ProxyHeader {
-    if begins(bytes, SIGNATURE) { binary(bytes) } else { ProxyHeader::Absent }
+    if bytes.starts_with(TEXT_SIGNATURE) {
+        ProxyHeader::Invalid("it has version 1, which is for TCP alone")
+    } else if !bytes.is_empty() && begins(bytes, SIGNATURE) {
+        binary(bytes)
+    } else {
+        ProxyHeader::Absent
+    }
 }
 
 /// Returns whether the bytes begin with a signature, or with a part of it if they are fewer.
@@ -208,6 +217,8 @@ mod tests {
             assert_eq!(parse(bytes), ProxyHeader::Absent, "{bytes:?}");
         }
         let text = b"PROXY TCP4 192.0.2.1 192.0.2.53 4711 53\r\n";
-        assert_eq!(parse_datagram(text), ProxyHeader::Absent, "version 1 is for TCP alone");
+        assert!(matches!(parse_datagram(text), ProxyHeader::Invalid(_)), "version 1 is for TCP alone");
+        assert_eq!(parse_datagram(b""), ProxyHeader::Absent);
+        assert_eq!(parse(b""), ProxyHeader::Incomplete);
     }
 }

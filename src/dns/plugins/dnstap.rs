@@ -19,13 +19,15 @@
 //! - Messages wait while there is no connection; CoreDNS drops them. The queue also has a limit of 16 MiB for each
 //!   10,000 messages, and each sink of `dnstap listen` has one of its own.
 //! - An answer without records that reports an error, such as SERVFAIL because no upstream answers, has its
-//!   CLIENT_RESPONSE, too. lb-linker's own look-ups, for targets of links for instance, have no messages of clients.
+//!   CLIENT_RESPONSE, too. lb-linker's own look-ups, for targets of links for instance, have no messages of clients,
+//!   and the checks of targets have none at all.
 //! - With `full`, a client's messages are those on the wire. A FORWARDER_QUERY has the query to the upstream, with its
 //!   id if there is an answer, where CoreDNS repeats the client's query; a FORWARDER_RESPONSE lacks the OPT record,
 //!   unless it has an extended error.
 //! - Equal queries of several clients are one query to an upstream, with one pair of messages. Attempts by UDP and then
 //!   by TCP are one pair, too. The protocol of upstreams by TLS is TCP; CoreDNS names UDP.
-//! - Of a zone transfer, only the first message is a CLIENT_RESPONSE.
+//! - Of a zone transfer, only the first message is a CLIENT_RESPONSE. Without *transfer* in the block, a transfer
+//!   has no messages.
 //!
 //! # Syntax
 //!

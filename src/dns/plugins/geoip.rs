@@ -60,7 +60,7 @@ use crate::dns::chain::labels::LabelSubject;
 use crate::dns::chain::plugin::{Next, Plugin, PluginResult};
 use crate::dns::chain::request::Request;
 use crate::dns::corefile::{CorefileError, Directive};
-use database::{Database, Databases, FileId};
+use database::{Database, DatabaseError, Databases, FileId};
 
 const NAME: &str = "geoip";
 const OPTIONS: [&str; 1] = ["edns-subnet"];
@@ -80,6 +80,8 @@ struct Followed {
     id: FileId,
     databases: Databases,
     database: Arc<ArcSwap<Database>>,
+    /// Whether the file couldn't be read the last time, which is logged.
+    is_unreadable: bool,
 }
 
 /// Returns what a block lacks for a label of this plugin.
@@ -103,7 +105,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let opened = databases.open(&path);
     let (database, id) = opened.map_err(|error| word.error(format!("{}: it {error}", path.display())))?;
     let database = Arc::new(ArcSwap::new(database));
-    let mut followed = Followed { path, id, databases, database: Arc::clone(&database) };
+    let mut followed =
+        Followed { path, id, databases, database: Arc::clone(&database), is_unreadable: false };
     setup.add_task(move |_, stop| async move { followed.run(&stop).await });
     setup.add_reusable(GeoIp { database, uses_subnet });
     Ok(())
@@ -147,13 +150,20 @@ impl Followed {
             Ok((database, id)) => {
                 self.database.store(database);
                 self.id = id;
+                self.is_unreadable = false;
                 info!("plugin/geoip: {}: read again", self.path.display());
             }
             Err(error) => {
-                // The next change is tried again.
-                self.id = id;
-                let path = self.path.display();
-                warn!("plugin/geoip: {path}: it {error}; the last database stays in use");
+                // A file that can't be read is tried again; one that isn't a database, after its next change.
+                let is_unreadable = matches!(error, DatabaseError::Io(_));
+                if !is_unreadable {
+                    self.id = id;
+                }
+                if !(is_unreadable && self.is_unreadable) {
+                    let path = self.path.display();
+                    warn!("plugin/geoip: {path}: it {error}; the last database stays in use");
+                }
+                self.is_unreadable = is_unreadable;
             }
         }
     }

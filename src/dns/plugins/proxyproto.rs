@@ -10,20 +10,23 @@
 //! address and port in the header then count as those of the client everywhere: in *acl*, *clients*, logs and metrics,
 //! and in the limits for single clients. The answer to a datagram goes to its sender. TLVs in a header are skipped.
 //!
-//! The sender itself is the client if there is no header, or one with LOCAL, UNKNOWN or addresses that aren't IP, such
-//! as that of a health check. It also counts for the limit of connections of a client until the header is there, at
-//! most for the timeout `read` of *timeouts* after the first byte. A port 0 in a header is replaced by the sender's.
+//! The sender itself is the client if there is no header, or one with LOCAL, UNKNOWN, 0.0.0.0, `::` or addresses that
+//! aren't IP, such as that of a health check. It also counts for the limit of connections of a client until the header
+//! is there, at most for the timeout `read` of *timeouts* after the first byte. A port 0 in a header is replaced by the
+//! sender's.
 //!
 //! A connection with an invalid header is closed, a datagram dropped; a log line, at most one a minute, and the metric
 //! `lb_linker_dns_proxy_headers_refused_total` count them. A header has at most 2048 bytes after its fixed part.
 //!
-//! All blocks of a listener have the *proxyproto* of the first one with such a line. Listeners without it pass a
-//! header on as a query, which is malformed.
+//! All blocks of a listener have the *proxyproto* of the first one with such a line; a warning names a listener whose
+//! blocks have different ones. Listeners without it pass a header on as a query, which is malformed. The source of a
+//! datagram can be forged: let only the proxies' networks reach the port by UDP.
 //!
 //! Differences from CoreDNS: `allow` is mandatory, because any client could choose its address without it; it also
 //! takes single addresses. A header of UDP may name any transport protocol, because proxies pass on queries that they
-//! got by TCP or HTTPS. A datagram with LOCAL is answered; CoreDNS drops it. `udp_session_tracking`, for headers in a
-//! datagram of their own, isn't supported.
+//! got by TCP or HTTPS. The destination in a header has no effect; by TCP, CoreDNS takes the server's address from it.
+//! A datagram with LOCAL is answered; CoreDNS drops it. `udp_session_tracking`, for headers in a datagram of their own,
+//! isn't supported.
 //!
 //! # Syntax
 //!
@@ -57,7 +60,6 @@ use super::nets::{Nets, net};
 use super::setup::Setup;
 use crate::dns::chain::proxy_sources::{ProxyPolicy, ProxySources};
 use crate::dns::corefile::{CorefileError, Token};
-use crate::dns::message::validity::ClientScope;
 
 const NAME: &str = "proxyproto";
 const OPTIONS: [&str; 2] = ["allow", "default"];
@@ -89,8 +91,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let warning = line.error("default use lets every client choose its address: ignore is safe");
         setup.builder.warnings.push(warning);
     }
-    let nets = Nets::new(&allowed);
-    let allowed = ClientScope(Arc::new(move |source| nets.contains(source)));
+    let allowed = Nets::new(&allowed).all().to_vec();
     setup.builder.proxies = Some(Arc::new(ProxySources { allowed, others }));
     Ok(())
 }
@@ -159,6 +160,9 @@ mod tests {
             "port 0 is that of internal requests"
         );
         assert_eq!(step(Some("[::ffff:10.0.0.1]:5")), client("10.0.0.1:5", 9));
+        for unspecified in ["0.0.0.0:5", "[::]:5", "[::ffff:0.0.0.0]:5"] {
+            assert_eq!(step(Some(unspecified)), client("192.0.2.1:77", 9), "{unspecified}");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@
 //! - *forward* sends only the options of `edns0`, and none of the client's.
 //! - *cache* keeps the answers to queries with different options apart, so that it is of no use with `{client_port}`.
 //!   CoreDNS gives the answer for one subnet to clients of all others. Options that depend on the client aren't added to
-//!   look-ups of links' targets, which clients share.
+//!   look-ups of links' targets, which clients share, and no rule sees the client's options there.
 //! - The options of a query have 512 bytes at most. A rule for one more doesn't match.
 //! - `\C` is missing in regular expressions.
 //! - CoreDNS returns the changed question if only rules with `continue` have matched and none of them changes answers;
@@ -155,6 +155,8 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let warning = rule.label().and_then(|label| {
             labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, setup.block))
         });
+        // Labels in a rule have no slash at the beginning.
+        let warning = warning.map(|warning| warning.replacen("{/", "{", 1));
         setup.builder.warnings.extend(warning.map(|warning| line.error(warning)));
     }
     setup.add_with_access_rule(Rewrite { rules }, ChainPlugin::new);

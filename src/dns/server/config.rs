@@ -161,6 +161,7 @@ pub fn build_all(
     share_wildcards(&mut configuration.blocks);
     configuration.warn_of_missing_tls();
     configuration.warn_of_targets_without_a_block();
+    configuration.warn_of_different_proxies();
     let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };
@@ -430,24 +431,6 @@ impl Configuration {
         Ok(())
     }
 
-    /// Warns of listeners for DNS over TLS that have no certificate, and answer by TCP without TLS, as in CoreDNS.
-    fn warn_of_missing_tls(&mut self) {
-        let Self { blocks, listeners } = self;
-        for listener in listeners.iter().filter(|listener| listener.at.scheme == Scheme::Tls) {
-            let numbers = listener.zones.iter().map(|(_, number)| *number);
-            if let Some(first) = numbers.clone().next()
-                && numbers.clone().all(|number| blocks[number].builder.tls.is_none())
-            {
-                let warning = listener.position.error(format!(
-                    "{} answers by TCP without TLS, because the block has no plugin tls; right only behind a proxy that \
-                     has the certificate",
-                    listener.at
-                ));
-                blocks[first].builder.warnings.push(warning);
-            }
-        }
-    }
-
     /// Returns the connection settings of a listener: TLS, `https`, `grpc_server` and `quic` from the first of its
     /// blocks that has them, limits from the last block that sets them.
     #[must_use]
@@ -592,3 +575,4 @@ pub fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests;
+mod warnings;

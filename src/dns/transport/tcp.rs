@@ -141,9 +141,12 @@ pub async fn serve(
                     ConnectionConfig::clone(&connection_config.load());
                 let limiter = match http {
                     None => &limiter,
-                    Some(http) => own_limiter
-                        .get_or_insert_with(|| limiter.of_listener(http.name()))
-                        .limited_to(http.max_connections, tls.is_some()),
+                    Some(http) => {
+                        own_limiter.get_or_insert_with(|| limiter.of_listener(http.name())).limited_to(
+                            http.max_connections,
+                            tls.is_some() || handler.server.load().proxies().is_some(),
+                        )
+                    }
                 };
                 let Some((permit, registration)) = limiter.admit(client) else { continue };
                 let (handler, stop) = (Arc::clone(&handler), stop.clone());
@@ -195,6 +198,7 @@ async fn serve_proxied(
 ) {
     let (sender, limiter) = (connection.client, Arc::clone(connection.permit.limiter()));
     let client = tokio::select! {
+        biased;
         client = proxied::client(&mut stream, sender, proxies, connection.limits) => client,
         () = connection.stop.cancelled() => return,
     };

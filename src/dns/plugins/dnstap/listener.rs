@@ -14,9 +14,10 @@ use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::queue::queue;
+use super::queue::{FrameQueue, Frames, queue};
 use super::sink::{Endpoint, Sink, SinkError, SinkStream, TIMEOUT, until_stopped};
 use super::tap::Tap;
+use crate::dns::net::ipv6_is_off;
 use crate::dns::plugins::refusal_log::RefusalLog;
 
 /// The maximum number of sinks of a listener; more wait until one ends.
@@ -35,6 +36,20 @@ pub(super) struct Incoming {
 enum Listener {
     Unix(UnixListener),
     Tcp(TcpListener),
+}
+
+/// The queue of a connected sink. At its end, also by a cancelled task, what waits is lost.
+struct Added<'a> {
+    tap: &'a Tap,
+    queue: FrameQueue,
+    frames: Frames,
+}
+
+impl Drop for Added<'_> {
+    fn drop(&mut self) {
+        self.tap.remove(&self.queue);
+        self.tap.lost.add(self.frames.waiting());
+    }
 }
 
 impl Incoming {
@@ -75,9 +90,7 @@ impl Incoming {
         loop {
             let opened = match &self.endpoint {
                 Endpoint::Unix(path) => open_unix(path).await.map(Listener::Unix),
-                Endpoint::Tcp(address) | Endpoint::Tls(address) => {
-                    TcpListener::bind(address).await.map(Listener::Tcp)
-                }
+                Endpoint::Tcp(address) | Endpoint::Tls(address) => bind(address).await.map(Listener::Tcp),
             };
             match opened {
                 Ok(listener) => return listener,
@@ -107,11 +120,10 @@ impl Incoming {
         let opened = timeout(TIMEOUT, opening).await.unwrap_or(Err(SinkError::NoConnection));
         let outcome = match opened {
             Ok(sink) => {
-                let (added, mut frames) = queue(1);
-                tap.add(added.clone());
-                let outcome = sink.send(&mut frames, &tap.lost, stop).await;
-                tap.remove(&added);
-                outcome
+                let (queue, frames) = queue(1);
+                tap.add(queue.clone());
+                let mut added = Added { tap, queue, frames };
+                sink.send(&mut added.frames, &tap.lost, stop).await
             }
             Err(error) => Err(error),
         };
@@ -133,6 +145,14 @@ impl Listener {
             Self::Unix(listener) => listener.accept().await.map(|(stream, _)| Either::Left(stream)),
             Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| Either::Right(stream)),
         }
+    }
+}
+
+/// Opens an address; `[::]` falls back to `0.0.0.0` where IPv6 is disabled.
+async fn bind(address: &str) -> io::Result<TcpListener> {
+    match (TcpListener::bind(address).await, address.strip_prefix("[::]:")) {
+        (Err(error), Some(port)) if ipv6_is_off(&error) => TcpListener::bind(format!("0.0.0.0:{port}")).await,
+        (result, _) => result,
     }
 }
 

@@ -60,12 +60,17 @@ pub(super) fn parse(line: &Directive, setup: &mut Setup<'_>) -> Result<Line, Cor
         words => (words, false),
     };
     let [socket, rest @ ..] = words else { return Err(line.missing_argument(SOCKET)) };
-    let endpoint = endpoint(socket, setup)?;
+    let endpoint = endpoint(socket, if is_listener { "[::]" } else { "127.0.0.1" }, setup)?;
     if let Some(word) = rest.first().filter(|word| word.text != "full") {
         return Err(word.unexpected("full, which stands before the sizes of buffer and queue"));
     }
     let write_buffer = multiple(rest.get(1), 1024, "a number of MiB from 1 to 1024")?;
     let queue = multiple(rest.get(2), 4096, "a number from 1 to 4096, for 10,000 messages each")?;
+    if let Some(size) = rest.get(1).filter(|_| is_listener) {
+        let warning =
+            size.error("the sizes of buffer and queue have no effect here: sinks of listen have the default");
+        setup.builder.warnings.push(warning);
+    }
     let options = options(line, setup)?;
     let skips = warn_of_skipverify(&options, &endpoint, setup);
     let direction = if is_listener {
@@ -93,28 +98,28 @@ fn multiple(word: Option<&Token>, maximum: usize, what: &str) -> Result<usize, C
     word.map_or(Ok(1), |word| word.parse_in_range(1..=maximum, what))
 }
 
-fn endpoint(word: &Token, setup: &Setup<'_>) -> Result<Endpoint, CorefileError> {
+/// Parses an address; `default` is the host of one without host.
+fn endpoint(word: &Token, default: &str, setup: &Setup<'_>) -> Result<Endpoint, CorefileError> {
     let unix = |path: &str| {
         if path.is_empty() { Err(word.unexpected(SOCKET)) } else { Ok(Endpoint::Unix(setup.path(path))) }
     };
     match word.text.split_once("://") {
         None => unix(&word.text),
         Some(("unix", path)) => unix(path),
-        Some(("tcp", address)) => Ok(Endpoint::Tcp(host_and_port(address, word)?)),
-        Some(("tls", address)) => Ok(Endpoint::Tls(host_and_port(address, word)?)),
+        Some(("tcp", address)) => Ok(Endpoint::Tcp(host_and_port(address, default, word)?)),
+        Some(("tls", address)) => Ok(Endpoint::Tls(host_and_port(address, default, word)?)),
         Some(_) => Err(word.unexpected(SOCKET)),
     }
 }
 
-fn host_and_port(text: &str, word: &Token) -> Result<String, CorefileError> {
+fn host_and_port(text: &str, default: &str, word: &Token) -> Result<String, CorefileError> {
     let text = text.strip_suffix('/').unwrap_or(text);
     let (host, port) = text.rsplit_once(':').ok_or_else(|| word.unexpected(SOCKET))?;
     let is_bare_ipv6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
     if is_bare_ipv6 || host.contains('/') || !port.parse().is_ok_and(|port: u16| port != 0) {
         return Err(word.unexpected(SOCKET));
     }
-    // As in CoreDNS: all addresses of a listener, and this host for a connection.
-    let host = if host.is_empty() { "[::]" } else { host };
+    let host = if host.is_empty() { default } else { host };
     Ok(format!("{host}:{port}"))
 }
 

@@ -189,7 +189,7 @@ impl Outgoing {
                     Err(error) => Err(error),
                 };
                 let Err(error) = outcome else { return };
-                if failures.count().is_some() {
+                if !stop.is_cancelled() && failures.count().is_some() {
                     let to = &self.endpoint;
                     warn!(
                         "plugin/dnstap: no connection to {to}: {error}; it is tried again until there is one"

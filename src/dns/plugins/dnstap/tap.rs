@@ -138,7 +138,7 @@ fn client_message(
     dns: Option<&[u8]>,
 ) -> Message<'_> {
     let kind = if response_time.is_some() { Kind::ClientResponse } else { Kind::ClientQuery };
-    let is_udp = protocol == Protocol::Udp;
+    let is_udp = protocol.is_over_udp();
     Message { kind, is_udp, query: Some(client), response: None, query_time, response_time, dns }
 }
 

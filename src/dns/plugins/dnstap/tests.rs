@@ -23,6 +23,10 @@ const CLIENT: &str = "192.0.2.7:5353";
 
 /// Answers messages as a listener does.
 async fn answer(server: &TestServer, id: u16, question: &str) -> Option<Vec<u8>> {
+    answer_by(Protocol::Udp, server, id, question).await
+}
+
+async fn answer_by(protocol: Protocol, server: &TestServer, id: u16, question: &str) -> Option<Vec<u8>> {
     let (name, qtype) = question.split_once(' ').unwrap();
     let mut message = Message::query();
     message.metadata.id = id;
@@ -36,7 +40,7 @@ async fn answer(server: &TestServer, id: u16, question: &str) -> Option<Vec<u8>>
         server_metrics: server.shared.metrics.group().unwrap(),
     };
     let client: SocketAddr = CLIENT.parse().unwrap();
-    let reply = handler.answer(message.to_vec().unwrap(), client, None, Protocol::Udp, true).await?;
+    let reply = handler.answer(message.to_vec().unwrap(), client, None, protocol, true).await?;
     assert!(reply.wire_response.is_none(), "answers aren't kept");
     Some(reply.bytes)
 }
@@ -193,7 +197,8 @@ async fn queries_to_upstreams_are_sent_to_a_sink() {
     assert_eq!(asked, "me v - 5/1/1 192.0.2.7:5353 - query 7 a.");
     let (query, response) = (sink.next().await, sink.next().await);
     let start = format!("me v {of} 7/1/1 127.0.0.1:");
-    assert!(query.starts_with(&start) && query.ends_with(" a."), "{query}");
+    let id = upstream.asked.lock().unwrap()[0].0.metadata.id;
+    assert!(query.starts_with(&start) && query.ends_with(&format!(" query {id} a.")), "{query} {id}");
     let expected = query.replace(" 7/1/1 ", " 8/1/1 ").replace(" query ", " response ");
     assert_eq!(response, expected, "addresses and id are those of the query");
     assert_eq!(sink.next().await, format!("me v {of} 6/1/1 192.0.2.7:5353 - response 7 a."));
@@ -279,6 +284,42 @@ async fn sinks_that_connect_get_all_messages_until_they_leave() {
 }
 
 #[tokio::test]
+async fn messages_of_a_sink_that_is_given_up_are_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tap.sock");
+    let (server, stop, mut running) =
+        TestServer::running(&format!("dnstap listen {}\nwhoami", path.display()));
+    let sink = loop {
+        match UnixStream::connect(&path).await {
+            Ok(stream) => break TestSink::accept(stream).await,
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    // They are more than a single write takes, and the sink's task runs only after the sink has left.
+    for id in 0..1000 {
+        answer(&server, id, "a. A").await;
+    }
+    drop(sink);
+    stop.cancel();
+    running.join_next().await.unwrap().unwrap();
+    let dropped = server.metrics("dnstap_messages_dropped");
+    assert_eq!(dropped, ["lb_linker_dns_dnstap_messages_dropped_total 2000"]);
+}
+
+#[tokio::test]
+async fn queries_by_quic_are_those_by_udp() {
+    let (_directory, listener, path) = socket();
+    let (server, _stop, _running) =
+        TestServer::running(&format!("dnstap {path} {{\nidentity me\nversion v\n}}\nwhoami"));
+    let mut sink = TestSink::accept(listener.accept().await.unwrap().0).await;
+    for (protocol, number) in [(Protocol::Quic, 1), (Protocol::Tls, 2)] {
+        answer_by(protocol, &server, 7, "a. A").await;
+        assert_eq!(sink.next().await, format!("me v - 5/1/{number} 192.0.2.7:5353 -"));
+        assert_eq!(sink.next().await, format!("me v - 6/1/{number} 192.0.2.7:5353 -"));
+    }
+}
+
+#[tokio::test]
 async fn sinks_are_reached_by_tcp_and_tls() {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(["tap.example".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -288,9 +329,9 @@ async fn sinks_are_reached_by_tcp_and_tls() {
     let provider = rustls::crypto::ring::default_provider();
     let config = server_config(certificate, key, ClientAuth::None, None, provider, DEFAULT_VERSIONS).unwrap();
     let tls = TlsAcceptor::from(Arc::new(config));
-    for scheme in ["tcp", "tls"] {
+    for (scheme, host) in [("tcp", "127.0.0.1"), ("tls", "127.0.0.1"), ("tcp", ""), ("tls", "")] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
+        let at = format!("{host}:{}", listener.local_addr().unwrap().port());
         let lines =
             format!("dnstap {scheme}://{at} full 1 2 {{\nidentity me\nversion v\nskipverify\n}}\nwhoami");
         let (server, _stop, _running) = TestServer::running(&lines);
@@ -357,6 +398,10 @@ fn options_without_effect_are_warned_of() {
     for (lines, expected) in [
         ("dnstap a {\nskipverify\n}", "3:1: skipverify has no effect here: the socket isn't tls://"),
         ("dnstap listen a {\ntls c k\n}", "3:1: tls has no effect here: the socket isn't tls://"),
+        (
+            "dnstap listen a full 1 2",
+            "2:22: the sizes of buffer and queue have no effect here: sinks of listen have the default",
+        ),
         (
             "dnstap a {\nextra {/forward/upstream}\n}",
             "3:7: {/forward/upstream} has no effect here: the block has no metadata",

@@ -201,7 +201,7 @@ impl From<&Metadata> for FileId {
             device: file.dev(),
             inode: file.ino(),
             length: file.len(),
-            changed: (file.mtime(), file.mtime_nsec()),
+            changed: (file.ctime(), file.ctime_nsec()),
         }
     }
 }
@@ -221,10 +221,14 @@ impl Databases {
         if let Some(database) = known.get(&key).and_then(Weak::upgrade) {
             return Ok((database, id));
         }
-        let mut bytes = Vec::with_capacity(usize::try_from(id.length.min(MAX_FILE)).unwrap_or_default());
+        let too_long = || io::Error::other(format!("it has more than {} MiB", MAX_FILE >> 20));
+        if id.length > MAX_FILE {
+            return Err(too_long().into());
+        }
+        let mut bytes = Vec::with_capacity(usize::try_from(id.length).unwrap_or_default());
         file.by_ref().take(MAX_FILE + 1).read_to_end(&mut bytes)?;
         if bytes.len() as u64 > MAX_FILE {
-            return Err(io::Error::other(format!("it has more than {} MiB", MAX_FILE >> 20)).into());
+            return Err(too_long().into());
         }
         let database = Arc::new(Database::parse(bytes)?);
         known.retain(|_, database| database.strong_count() > 0);

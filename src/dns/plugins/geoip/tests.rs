@@ -4,6 +4,7 @@ use std::path::Path;
 use hickory_proto::rr::rdata::opt::{ClientSubnet, EdnsOption};
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::dns::plugins::tests::support::TestServer;
 
 /// Returns the path of a database that `tests/mutated/mmdb.rs` writes.
@@ -112,7 +113,8 @@ async fn changed_file_is_read_again_and_a_damaged_one_is_not_used() {
     let (database, id) = databases.open(&path).unwrap();
     assert!(Arc::ptr_eq(&database, &databases.open(&path).unwrap().0), "blocks share it");
     let database = Arc::new(ArcSwap::new(database));
-    let mut followed = Followed { path: path.clone(), id, databases, database: Arc::clone(&database) };
+    let mut followed =
+        Followed { path: path.clone(), id, databases, database: Arc::clone(&database), is_unreadable: false };
     let client = [127, 0, 0, 1].into();
     let city = || database.load().label("city/name", client);
     let number = || database.load().label("asn/number", client);
@@ -125,9 +127,31 @@ async fn changed_file_is_read_again_and_a_damaged_one_is_not_used() {
     fs::remove_file(&path).unwrap();
     followed.refresh().await;
     assert_eq!(city().as_deref(), Some("Cambridge"));
+    // A directory can't be read.
+    fs::create_dir(&path).unwrap();
+    let last = followed.id;
+    let (log, guard) = CapturedLog::start(tracing::Level::WARN);
+    followed.refresh().await;
+    followed.refresh().await;
+    assert_eq!((followed.id, log.text().matches("can't be read").count()), (last, 1));
+    drop(guard);
+    fs::remove_dir(&path).unwrap();
     replace(&bytes("asn"));
     followed.refresh().await;
     assert_eq!((city(), number().as_deref()), (None, Some("12345")));
+}
+
+#[test]
+fn changed_file_with_the_old_time_is_another_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("db.mmdb");
+    let file = fs::File::create(&path).unwrap();
+    let (old, time) = (FileId::of(&path).unwrap(), file.metadata().unwrap().modified().unwrap());
+    let is_changed = |_| {
+        file.set_modified(time).unwrap();
+        FileId::of(&path).unwrap() != old
+    };
+    assert!((0..1_000_000).any(is_changed));
 }
 
 #[test]

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hickory_proto::op::Query;
+use hickory_proto::op::{Edns, Query};
 use hickory_proto::rr::rdata::opt::EdnsCode;
 
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::corefile::{CorefileError, Token};
+use crate::dns::message::header::EMPTY_SUBNET;
 use crate::dns::message::presentation::name_text;
-use crate::dns::net::Protocol;
 
 /// RFC 5001 section 2.3.
 const NSID: u16 = 3;
@@ -61,11 +61,9 @@ enum Variable {
 #[derive(Debug, Default)]
 pub(super) struct AddedOptions {
     added: Vec<(u16, Vec<u8>)>,
-    /// The codes of the client's options that rules have removed or replaced.
+    /// The codes of options that rules have removed, set or replaced, so that none of them is the client's any more.
     removed: Vec<u16>,
-    /// The length of all added options, also of those that a look-up for all clients goes without.
-    length: usize,
-    /// Whether an option depends on the client, beside its query.
+    /// Whether an option, or which rules match, depends on the client, beside its query.
     are_for_client: bool,
 }
 
@@ -125,32 +123,39 @@ impl Edns0Rule {
             options.removed.push(*code);
             return true;
         }
-        let Some(value) = data.value(request, query) else { return false };
-        let length = OPTION_HEADER + value.len();
-        if options.length + length > MAX_OPTIONS {
-            return false;
+        // Clients share the other look-ups, such as those of links' targets.
+        let is_shared = !matches!(request.purpose, Purpose::Client) || request.is_internal();
+        if is_shared && data.depends_on_client() {
+            return true;
         }
-        let client = request.edns.as_ref().and_then(|edns| edns.option(EdnsCode::from(*code)));
-        let is_clients = client.is_some() && !options.removed.contains(code);
+        let may_be_clients = !is_shared && !options.removed.contains(code);
+        let is_clients = may_be_clients && request.edns.as_ref().is_some_and(|edns| has_option(edns, *code));
         let known = options.added.iter().position(|(known, _)| known == code);
+        let reads_client = match action {
+            Action::Append => known.is_none() && !matches!(data, OptionData::Fixed(_)),
+            Action::Replace => true,
+            _ => known.is_some(),
+        };
+        options.are_for_client |= data.depends_on_client() || may_be_clients && reads_client;
+        let Some(value) = data.value(request, query) else { return false };
         let is_there = is_clients || known.is_some();
         match action {
             Action::Replace if !is_there => return false,
             Action::Append if is_there && !matches!(data, OptionData::Fixed(_)) => return false,
             _ => {}
         }
-        options.length += length;
-        let depends_on_client = data.depends_on_client() || *action == Action::Replace && is_clients;
-        // Clients share the other look-ups, such as those of links' targets.
-        if depends_on_client && (!matches!(request.purpose, Purpose::Client) || request.is_internal()) {
-            return true;
+        let replaced = known.filter(|_| *action != Action::Append && !is_clients);
+        let before = replaced.map_or(0, |place| OPTION_HEADER + options.added[place].1.len());
+        if options.length() - before + OPTION_HEADER + value.len() > MAX_OPTIONS {
+            return false;
         }
-        options.are_for_client |= depends_on_client;
-        match known.filter(|_| *action != Action::Append && !is_clients) {
-            Some(place) => options.added[place].1 = value,
-            None => options.added.push((*code, value)),
+        match (replaced, known) {
+            (Some(place), _) => options.added[place].1 = value,
+            // It takes the place of the client's option, which is the first one with the code.
+            (None, Some(place)) if *action != Action::Append => options.added.insert(place, (*code, value)),
+            _ => options.added.push((*code, value)),
         }
-        if is_clients && *action != Action::Append {
+        if *action != Action::Append {
             options.removed.push(*code);
         }
         true
@@ -193,8 +198,7 @@ impl OptionData {
                 Variable::ClientPort => request.client.port().to_be_bytes().to_vec(),
                 Variable::ServerIp => octets(request.local.ip()),
                 Variable::ServerPort => request.local.port().to_be_bytes().to_vec(),
-                Variable::Protocol if request.protocol == Protocol::Udp => b"udp".to_vec(),
-                Variable::Protocol => b"tcp".to_vec(),
+                Variable::Protocol => request.proto_text().into(),
                 Variable::Label(label) => {
                     request.label(label).filter(|value| !value.is_empty())?.into_bytes()
                 }
@@ -225,7 +229,12 @@ impl Variable {
 }
 
 impl AddedOptions {
-    /// Returns whether another client might get other options for the same query.
+    /// Returns the length of all options in wire form, in bytes.
+    fn length(&self) -> usize {
+        self.added.iter().map(|(_, data)| OPTION_HEADER + data.len()).sum()
+    }
+
+    /// Returns whether another client might get other options, or be affected by other rules, for the same query.
     pub(super) fn are_for_client(&self) -> bool {
         self.are_for_client
     }
@@ -241,6 +250,12 @@ impl AddedOptions {
         }
         (!wire.is_empty()).then(|| wire.into())
     }
+}
+
+/// Returns whether a client's EDNS has an option; a subnet may be one that isn't decoded.
+fn has_option(edns: &Edns, code: u16) -> bool {
+    edns.option(EdnsCode::from(code)).is_some()
+        || code == SUBNET && edns.option(EdnsCode::from(EMPTY_SUBNET)).is_some()
 }
 
 fn is_label(text: &str) -> bool {

@@ -89,6 +89,44 @@ fn invalid_configurations_are_refused_with_a_position() {
 }
 
 #[test]
+fn different_proxies_of_a_listener_are_warned_of() {
+    let expected = "Corefile:1:1: the blocks of dns://:53 have different lines proxyproto, and only the first one has \
+                    an effect";
+    for (of_second, of_third, number) in [
+        ("", "", 0),
+        ("proxyproto {\nallow 192.0.2.0/24\nallow 10.0.0.1\n}", "", 0),
+        ("", "proxyproto {\nallow 192.0.2.0/24\n}", 1),
+        ("proxyproto {\nallow 192.0.2.0/24 10.0.0.1\ndefault reject\n}", "", 1),
+    ] {
+        let first = "whoami\nproxyproto {\nallow 10.0.0.1 192.0.2.0/24\n}";
+        let text =
+            format!("a {{\n{first}\n}}\nb {{\nwhoami\n{of_second}\n}}\nc {{\nwhoami\n{of_third}\n}}\n");
+        let configured = configured(&text).unwrap();
+        let warnings = configured.blocks.iter().flat_map(|block| &block.builder.warnings);
+        let warnings: Vec<String> = warnings.map(ToString::to_string).collect();
+        assert_eq!(warnings, vec![expected; number], "{of_second} {of_third}");
+    }
+}
+
+#[test]
+fn quic_behind_proxies_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new([]).unwrap().self_signed(&key).unwrap().pem();
+    let [of_server, of_key] = [("c", certificate), ("k", key.serialize_pem())].map(|(name, pem)| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, pem).unwrap();
+        path.display().to_string()
+    });
+    assert_eq!(
+        error(&format!(
+            "quic://. {{\ntls {of_server} {of_key}\nproxyproto {{\nallow 10.0.0.1\n}}\nwhoami\n}}"
+        )),
+        "Corefile:1:1: a quic:// block can't have proxyproto: PROXY headers aren't read by QUIC"
+    );
+}
+
+#[test]
 fn tls_listeners_without_a_certificate_are_warned_of() {
     let text = "https://. tls://. tls://a.example:8853 {\nwhoami\n}\ntls://b.example:8853 {\nwhoami\n}\n";
     let configured = configured(text).unwrap();

@@ -109,14 +109,14 @@ impl ConnectionLimiter {
         })
     }
 
-    /// Sets the maximum of a listener. A client may have half of it. Without TLS there is no such limit, because behind
-    /// a proxy all clients have the proxy's address.
+    /// Sets the maximum of a listener. A client may have half of it. Where clients aren't known there is no such limit:
+    /// without TLS they are assumed to be behind a proxy, and without PROXY headers all have its address.
     pub(in crate::dns::transport) fn limited_to(
         self: &Arc<Self>,
         max_connections: usize,
-        with_tls: bool,
+        clients_are_known: bool,
     ) -> &Arc<Self> {
-        let max_of_a_client = if with_tls { max_connections.div_ceil(2) } else { usize::MAX };
+        let max_of_a_client = if clients_are_known { max_connections.div_ceil(2) } else { usize::MAX };
         let mut state = self.state.lock();
         (state.max_connections, state.max_of_a_client) = (max_connections, max_of_a_client);
         drop(state);

@@ -1,11 +1,14 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use hickory_proto::op::Edns;
+use hickory_proto::op::{Edns, Message};
 use hickory_proto::rr::rdata::opt::EdnsOption;
 
 use super::*;
 use crate::dns::chain::request::Purpose;
+use crate::dns::message::header::disable_empty_subnets;
+use crate::dns::message::reply::Reply;
+use crate::dns::net::Protocol;
 use crate::dns::plugins::tests::fake_upstream::FakeUpstream;
 
 /// Returns options in wire form as `CODE:HEX`, separated by blanks.
@@ -22,6 +25,12 @@ fn show(mut wire: &[u8]) -> String {
 
 /// Sends a query for `a.b. MX` with these EDNS options, and returns the options that the next plugin sees.
 async fn options(context: &TestServer, of_client: &[u16]) -> String {
+    let (request, _) = served(context, of_client).await;
+    show(request.options.as_deref().unwrap_or_default())
+}
+
+/// Returns the request after it is answered, and the reply.
+async fn served(context: &TestServer, of_client: &[u16]) -> (Request, Reply) {
     let mut request = context.request("a.b. MX");
     if !of_client.is_empty() {
         let mut edns = Edns::new();
@@ -30,8 +39,8 @@ async fn options(context: &TestServer, of_client: &[u16]) -> String {
         }
         request.edns = Some(edns);
     }
-    Server::serve(&mut request).await.unwrap();
-    show(request.options.as_deref().unwrap_or_default())
+    let reply = Server::serve(&mut request).await.unwrap();
+    (request, reply)
 }
 
 fn with_rules(rules: &str) -> TestServer {
@@ -52,6 +61,7 @@ async fn edns0_rules_change_the_options() {
         ("local append 65001 a", &[65001], "65001:61"),
         ("local replace 65001 a; local replace 65001 b", &[65001], "65001:62"),
         ("local unset 65001; local replace 65001 a", &[65001], ""),
+        ("local append 1 a; local set 1 b; local set 1 c", &[1], "1:63 1:61"),
         ("local set 65001 a; local set 010 b; local unset 65001", &[], "8:62"),
         ("nsid set; nsid set", &[], "3:"),
         ("nsid append; nsid append", &[], "3: 3:"),
@@ -83,6 +93,8 @@ async fn options_have_512_bytes_at_most() {
     let context = with_rules(&rules.join(";"));
     let expected = format!("1:{0} 2:{0}", "78".repeat(250));
     assert_eq!(options(&context, &[]).await, expected);
+    let replacing = with_rules(&rules.join(";").replace("append 3", "set 2"));
+    assert_eq!(options(&replacing, &[]).await, expected, "what is replaced doesn't count");
 }
 
 #[tokio::test]
@@ -111,6 +123,75 @@ async fn clients_options_are_not_in_look_ups_of_targets() {
     context.request.purpose =
         Purpose::Target { max_negative_age: std::time::Duration::ZERO, may_use_cached: true };
     assert_eq!(options(&context, &[65001]).await, "1:61");
+}
+
+#[tokio::test]
+async fn clients_do_not_decide_which_rules_shared_look_ups_match() {
+    let long = "x".repeat(250);
+    for (rules, expected) in [
+        ("edns0 local set 1 {some/label}", "a.b."),
+        ("edns0 local replace 65001 x", "c.d."),
+        ("edns0 local append 65001 {qname}", "a.b."),
+        (
+            &*format!(
+                "continue edns0 local set 1 {long}\nrewrite continue edns0 local replace 65001 {long}\nrewrite edns0 \
+                 local set 2 xx"
+            ),
+            "a.b.",
+        ),
+    ] {
+        let mut context =
+            server_with_rules(&format!("rewrite {rules}\nrewrite name a.b c.d"), NextPlugin::Question);
+        context.request.purpose =
+            Purpose::Target { max_negative_age: std::time::Duration::ZERO, may_use_cached: true };
+        for of_client in [&[][..], &[65001]] {
+            let (request, _) = served(&context, of_client).await;
+            assert_eq!(request.query.name().to_string(), expected, "{rules} {of_client:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn answers_that_depend_on_the_client_are_not_shared() {
+    for (rules, is_shared) in [
+        ("local set 1 {some/label}", false),
+        ("local replace 65001 x", false),
+        ("local append 65001 {qname}", false),
+        ("local append 65001 a; local set 65001 b", false),
+        ("local set 65001 a; local set 65001 b", true),
+        ("local unset 65001; local replace 65001 x", true),
+        ("local append 65001 x", true),
+        ("local set 65001 {qname}", true),
+    ] {
+        for of_client in [&[][..], &[65001]] {
+            let (_, reply) = served(&with_rules(rules), of_client).await;
+            assert_eq!(reply.is_cacheable, is_shared, "{rules} {of_client:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn empty_subnet_of_a_client_is_a_subnet() {
+    let mut sent = Message::query();
+    let mut edns = Edns::new();
+    edns.options_mut().insert(EdnsOption::Unknown(8, vec![0; 4]));
+    sent.set_edns(edns);
+    let mut sent = sent.to_vec().unwrap();
+    disable_empty_subnets(&mut sent);
+    let edns = Message::from_vec(&sent).unwrap().edns;
+    for (rule, expected) in [("subnet replace 24 56", "8:000118000a0000"), ("local replace 65001 x", "")] {
+        let mut request = with_rules(rule).request("a.b. MX");
+        request.edns.clone_from(&edns);
+        Server::serve(&mut request).await.unwrap();
+        assert_eq!(show(request.options.as_deref().unwrap_or_default()), expected, "{rule}");
+    }
+}
+
+#[tokio::test]
+async fn protocol_of_a_query_by_quic_is_udp() {
+    let mut context = with_rules("local set 1 {protocol}");
+    context.request.protocol = Protocol::Quic;
+    assert_eq!(options(&context, &[]).await, "1:756470");
 }
 
 #[tokio::test]
@@ -172,5 +253,5 @@ fn invalid_edns0_rules_are_rejected_with_their_position() {
 fn labels_without_a_value_are_warned_of() {
     let warnings = TestServer::builder("rewrite edns0 local set 1 {some/label}").warnings;
     let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(warnings, ["Corefile:2:1: {/some/label} has no effect here: the block has no metadata"]);
+    assert_eq!(warnings, ["Corefile:2:1: {some/label} has no effect here: the block has no metadata"]);
 }
