@@ -59,7 +59,7 @@
 //!   CAs of the system; **CERT** and **KEY** authenticate lb-linker. The gateway doesn't take the name in a
 //!   certificate as a user.
 //! - `min-lease-ttl TIME`, `max-lease-ttl TIME`: bounds for TTLs of keys with leases, in seconds or as a duration;
-//!   30s and 24h by default.
+//!   30s and 24h by default, and for 0. The former wins if it is longer.
 //! - `fallthrough [ZONES...]` passes names without keys to the next plugin; with **ZONES**, only names in these.
 //!
 //! # Examples
