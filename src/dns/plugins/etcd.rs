@@ -39,8 +39,8 @@
 //!   next plugin then is NODATA for a name that exists.
 //! - Only the zone has an SOA record. Its serial is the time of the last change, in CoreDNS the present time. CoreDNS
 //!   answers with it for every name.
-//! - A name with more than 4096 records of a type gets SERVFAIL, and so does one with `*` or `any` if more than 4096
-//!   keys have to be read for it.
+//! - A name with more than 4096 records of a type gets SERVFAIL, and so does one if more than 32,768 keys have to be
+//!   read for it, with `*` or `any` 4096. At most 16 names outside of the zone are looked up for a question.
 //! - With a **PATH** of several parts, names of keys lack all of them; in CoreDNS only the first one.
 //! - The time that is left of a lease is read when it is seen first and then when it seems to be half over.
 //! - Of several equal addresses in different spellings one is answered.
@@ -59,7 +59,7 @@
 //!   CAs of the system; **CERT** and **KEY** authenticate lb-linker. The gateway doesn't take the name in a
 //!   certificate as a user.
 //! - `min-lease-ttl TIME`, `max-lease-ttl TIME`: bounds for TTLs of keys with leases, in seconds or as a duration;
-//!   30s and 24h by default.
+//!   30s and 24h by default, and for 0. The former wins if it is longer.
 //! - `fallthrough [ZONES...]` passes names without keys to the next plugin; with **ZONES**, only names in these.
 //!
 //! # Examples

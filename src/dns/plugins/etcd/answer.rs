@@ -16,9 +16,8 @@ use crate::model::excerpt::value;
 
 /// The maximum number of keys that a question may find, those of CNAME targets in the zone included.
 const MAX_FOUND: usize = 4096;
-/// The maximum number of keys that are read for a question, and for one whose name stands for other names: their number
-/// has no limit.
-const MAX_READ: usize = 1 << 19;
+/// The maximum number of keys that are read for a question, and for one whose name stands for other names.
+const MAX_READ: usize = 1 << 15;
 const MAX_READ_FOR_WILDCARD: usize = 4096;
 /// CoreDNS's maximum of CNAME records before another one.
 const MAX_CHAIN: usize = 10;
@@ -305,7 +304,7 @@ impl<'a> Search<'a> {
                 }
                 Host::Name(host) => {
                     if let Some(target) = parse_name(host) {
-                        self.follow(name, found.alias(owner, &target), target, qtype, chain, &mut parts);
+                        self.follow(name, found.alias(owner, &target), target, qtype, chain, &mut parts)?;
                     }
                 }
                 Host::Address(ip) => {
@@ -333,24 +332,29 @@ impl<'a> Search<'a> {
         qtype: RecordType,
         chain: &mut Vec<Name>,
         parts: &mut Vec<Part>,
-    ) {
+    ) -> Result<(), Stop> {
         // A name below the one that is asked for would be found again.
         if name.zone_of(&target) || chain.len() > MAX_CHAIN || chain.contains(&target) {
-            return;
+            return Ok(());
         }
         if !self.zone.zone_of(&target) {
             let alias = Some(alias);
             parts.push(Part::Outside(Outside { target, qtype, alias, without_aliases: false }));
-            return;
+            return Ok(());
         }
         chain.push(target.clone());
-        if let Ok(behind) = self.aliased(&target, &target, qtype, chain)
-            && !behind.is_empty()
-        {
-            parts.push(Part::Record(alias));
-            parts.extend(behind);
-        }
+        let behind = self.aliased(&target, &target, qtype, chain);
         chain.pop();
+        match behind {
+            Ok(behind) if !behind.is_empty() => {
+                parts.push(Part::Record(alias));
+                parts.extend(behind);
+            }
+            Err(stop @ Stop::Failed(Failure::TooMany)) => return Err(stop),
+            // Other records of the name are answered.
+            _ => {}
+        }
+        Ok(())
     }
 
     fn cname(&mut self, name: &Name) -> Result<Vec<Record>, Stop> {

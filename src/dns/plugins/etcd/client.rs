@@ -124,7 +124,9 @@ pub struct Watch {
 #[derive(Debug, Default)]
 pub struct Lines {
     buffer: Vec<u8>,
-    /// The number of bytes without the end of a line.
+    /// Where the next line begins.
+    begin: usize,
+    /// Where the end of this line is searched for.
     searched: usize,
 }
 
@@ -262,25 +264,29 @@ impl Connection {
         self.ask("/v3/kv/range", &body, token).await
     }
 
-    pub async fn lease(&mut self, lease: u64, token: Option<&str>) -> Result<LeaseTime, EtcdError> {
+    pub async fn lease(&mut self, lease: i64, token: Option<&str>) -> Result<LeaseTime, EtcdError> {
         self.ask("/v3/lease/timetolive", &json!({"ID": lease.to_string()}), token).await
     }
 
-    /// Begins to watch the keys from a revision on.
+    /// Begins to watch the keys from a revision on. Also returns the first answer.
     pub async fn watch(
         mut self,
         range: &KeyRange,
         revision: u64,
         token: Option<&str>,
-    ) -> Result<Watch, EtcdError> {
+    ) -> Result<(Watch, WatchAnswer), EtcdError> {
         let (start, end) = range.bounds();
         let body = json!({"create_request": {
             "key": BASE64.encode(start), "range_end": BASE64.encode(end), "start_revision": revision.to_string(),
             "progress_notify": true, "fragment": true,
         }});
-        let answer = timeout(REQUEST_TIMEOUT, self.post("/v3/watch", &body, token)).await;
-        let body = answer.map_err(|_| EtcdError::Silent(REQUEST_TIMEOUT))??;
-        Ok(Watch { body, lines: Lines::default(), _connection: self })
+        let beginning = async {
+            let body = self.post("/v3/watch", &body, token).await?;
+            let mut watch = Watch { body, lines: Lines::default(), _connection: self };
+            let first = watch.next().await?;
+            Ok((watch, first))
+        };
+        timeout(REQUEST_TIMEOUT, beginning).await.map_err(|_| EtcdError::Silent(REQUEST_TIMEOUT))?
     }
 }
 
@@ -335,6 +341,10 @@ impl Lines {
     /// # Errors
     /// If a line is too long.
     pub fn add(&mut self, bytes: &[u8]) -> Result<(), EtcdError> {
+        if self.begin > 0 {
+            self.buffer = self.buffer.split_off(self.begin);
+            self.searched -= std::mem::take(&mut self.begin);
+        }
         if self.buffer.len() + bytes.len() > MAX_ANSWER {
             return Err(EtcdError::TooLong);
         }
@@ -353,12 +363,38 @@ impl Iterator for Lines {
                 self.searched = self.buffer.len();
                 return None;
             };
-            let rest = self.buffer.split_off(self.searched + end + 1);
-            let line = std::mem::replace(&mut self.buffer, rest);
-            self.searched = 0;
+            self.searched += end + 1;
+            let begin = std::mem::replace(&mut self.begin, self.searched);
+            let line = &self.buffer[begin..self.searched];
             if !line.trim_ascii().is_empty() {
-                return Some(line);
+                return Some(line.to_vec());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_stream_are_found_in_any_pieces() {
+        let mut lines = Lines::default();
+        for (piece, expected) in
+            [("a", &[][..]), ("b\n\nc\nd", &["ab\n", "c\n"]), ("", &[]), ("\n", &["d\n"]), ("e\n", &["e\n"])]
+        {
+            lines.add(piece.as_bytes()).unwrap();
+            let found: Vec<String> = lines.by_ref().map(|line| String::from_utf8(line).unwrap()).collect();
+            assert_eq!(found, expected, "{piece:?}");
+        }
+        let many = b"\n".repeat(MAX_ANSWER);
+        for _ in 0..2 {
+            lines.add(&many).unwrap();
+            assert_eq!(lines.next(), None);
+        }
+        lines.add(&b"{\n".repeat(MAX_ANSWER / 2)).unwrap();
+        assert_eq!(lines.by_ref().count(), MAX_ANSWER / 2);
+        lines.add(&b"x".repeat(MAX_ANSWER)).unwrap();
+        assert!(matches!(lines.add(b"x"), Err(EtcdError::TooLong)));
     }
 }

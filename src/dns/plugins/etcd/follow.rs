@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::client::{Connection, Credentials, Endpoint, EtcdError, UNAUTHENTICATED};
 use super::gateway::{EventType, Header, LeaseTime, Page, WatchAnswer};
-use super::index::{Index, KeyError, KeyRange, Listing, Problem};
+use super::index::{Entry, Index, KeyError, KeyRange, Listing, Problem};
 use crate::metrics::staleness::{LastActivity, Staleness};
 use crate::model::line_limit::LineLimit;
 
@@ -81,8 +81,10 @@ struct Progress {
     known: Option<Header>,
     /// Whether entries may differ from those of the same revision in the next list.
     is_rewound: bool,
-    /// When the watch has sent something.
+    /// When the watch of this session has sent something.
     heard: Option<Instant>,
+    /// The number of keys that the next list asks for at once, if a page took too long.
+    limit: Option<usize>,
 }
 
 /// Two connections to a server: the answers of a watch are on one of its own.
@@ -197,7 +199,7 @@ impl Followed {
             loop {
                 let (begun, endpoint) = (Instant::now(), state.endpoint);
                 let error = self.session(endpoint, &activity).await;
-                let has_worked = begun.elapsed() > longest;
+                let has_worked = begun.elapsed() > longest && self.progress.lock().heard.is_some();
                 if has_worked {
                     pauses = builder.build();
                 }
@@ -255,6 +257,7 @@ impl Followed {
     async fn session(&self, endpoint: usize, activity: &LastActivity) -> EtcdError {
         let Source { endpoints, tls, .. } = &self.source;
         let endpoint = &endpoints[endpoint];
+        self.progress.lock().heard = None;
         let following = async {
             let connection = Connection::open(endpoint, tls.as_ref()).await?;
             let mut session = Session { followed: self, endpoint, activity, connection, token: None };
@@ -290,12 +293,14 @@ impl Session<'_> {
     async fn list(&mut self) -> Result<(), EtcdError> {
         let Followed { source, index, progress, .. } = self.followed;
         let nothing = Index::default();
-        let is_rewound = progress.lock().is_rewound;
+        let Progress { is_rewound, limit, .. } = *progress.lock();
         let mut listing = Listing::default();
-        let (mut start, mut limit, mut header) = (source.range.bounds().0.to_vec(), PAGE, None::<Header>);
+        let (mut start, mut header) = (source.range.bounds().0.to_vec(), None::<Header>);
+        let mut limit = limit.unwrap_or(PAGE);
         loop {
             let revision = header.map_or(0, |header| header.revision);
             let (page, keys_only) = self.page(&start, &mut limit, revision).await?;
+            limit = (limit * 2).min(PAGE);
             let header = *header.get_or_insert(page.header);
             for found in &page.kvs {
                 let problem = {
@@ -311,13 +316,15 @@ impl Session<'_> {
             }
             self.activity.note_connection();
             if !page.more {
-                *progress.lock() = Progress { known: Some(header), is_rewound: false, heard: None };
+                *progress.lock() = Progress { known: Some(header), ..Progress::default() };
                 break;
             }
             let last = page.kvs.last().ok_or_else(|| EtcdError::Foreign("a page without keys".to_owned()))?;
             start = [&*last.key, &[0]].concat();
         }
-        index.write().replace(listing);
+        // Freed without the lock.
+        let before = index.write().replace(listing);
+        drop(before);
         self.activity.note();
         self.followed.is_listed.send_replace(true);
         let (keys, left_out) = {
@@ -351,7 +358,13 @@ impl Session<'_> {
                     *limit = (*limit / 8).max(1);
                 }
                 Err(EtcdError::TooLong) => break,
-                page => return Ok((page?, false)),
+                Err(error) => {
+                    if matches!(error, EtcdError::Silent(_)) {
+                        self.followed.progress.lock().limit = Some((*limit / 8).max(1));
+                    }
+                    return Err(error);
+                }
+                Ok(page) => return Ok((page, false)),
             }
             self.connection = self.reopened().await?;
         }
@@ -382,35 +395,47 @@ async fn follow_changes(
 ) -> Result<(), EtcdError> {
     let Followed { source, progress, .. } = followed;
     let known = progress.lock().known.unwrap_or_default();
-    let mut watch = connection.watch(&source.range, known.revision + 1, token).await?;
+    let (mut watch, mut answer) = connection.watch(&source.range, known.revision + 1, token).await?;
     let mut has_begun = false;
     loop {
-        let answer = watch.next().await?;
         activity.note();
-        if answer.header.cluster_id != known.cluster_id || answer.header.revision < known.revision {
+        // A member that lags behind has a lower revision, too: `check` finds out.
+        if answer.header.cluster_id != known.cluster_id {
             return Err(EtcdError::Rewound);
         }
         if !std::mem::replace(&mut has_begun, true) {
             followed.answered(endpoint);
         }
         followed.take(&answer)?;
+        answer = watch.next().await?;
     }
 }
 
 impl Followed {
     /// Takes the changes of an answer of the watch.
     fn take(&self, answer: &WatchAnswer) -> Result<(), EtcdError> {
-        let mut problems = Vec::new();
-        if !answer.events.is_empty() {
+        // Values are parsed without the lock.
+        let mut changes = Vec::new();
+        for event in &answer.events {
+            let entry = match event.r#type {
+                EventType::Put => {
+                    let (entry, problem) = Entry::changed(&event.kv, self.range())?;
+                    self.report(problem);
+                    Some(entry)
+                }
+                EventType::Delete => None,
+            };
+            changes.push((&event.kv.key, entry));
+        }
+        if !changes.is_empty() {
             let mut index = self.index.write();
-            for event in &answer.events {
-                match event.r#type {
-                    EventType::Put => problems.extend(index.put(&event.kv, self.range())?),
-                    EventType::Delete => index.delete(&event.kv.key),
+            for (key, entry) in changes {
+                match entry {
+                    Some(entry) => index.insert(entry)?,
+                    None => index.delete(key),
                 }
             }
         }
-        problems.into_iter().for_each(|problem| self.report(Some(problem)));
         let last = match answer.events.iter().map(|event| event.kv.mod_revision).max() {
             Some(last) => last,
             // The changes before the beginning of the watch are still to come.
@@ -435,8 +460,8 @@ async fn check(
 ) -> Result<(), EtcdError> {
     let mut ticks = interval(LEASE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The time of the last check, and the revision at which the numbers of keys differed.
-    let (mut checked, mut differed) = (Instant::now(), None);
+    // The time of the last check, and the revision at which the numbers of keys differed. The first check is at once.
+    let (mut checked, mut differed) = (None::<Instant>, None);
     loop {
         ticks.tick().await;
         let leases = followed.index.read().leases_to_read(Instant::now(), LEASES_AT_ONCE);
@@ -452,12 +477,12 @@ async fn check(
         }
         let progress = *followed.progress.lock();
         let Some(known) = progress.known else { continue };
-        let last = progress.heard.map_or(checked, |heard| heard.max(checked));
-        if last.elapsed() < CHECK_INTERVAL {
+        let last = checked.and(checked.max(progress.heard));
+        if last.is_some_and(|last| last.elapsed() < CHECK_INTERVAL) {
             continue;
         }
         let found = connection.count(&followed.source.range, token).await?;
-        checked = Instant::now();
+        checked = Some(Instant::now());
         if found.header.cluster_id != known.cluster_id || found.header.revision < known.revision {
             return Err(EtcdError::Rewound);
         }

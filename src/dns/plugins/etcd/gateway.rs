@@ -26,7 +26,7 @@ pub struct KeyValue {
     pub mod_revision: u64,
     /// 0 without a lease.
     #[serde(default, deserialize_with = "number")]
-    pub lease: u64,
+    pub lease: i64,
 }
 
 /// The answer to a question for a range of keys.
@@ -177,6 +177,8 @@ mod tests {
         let KeyValue { key, value, mod_revision, lease } = &page.kvs[0];
         assert_eq!((&**key, &**value, *mod_revision, *lease), (&b"/a"[..], &b"{}"[..], 7, 99));
         assert_eq!((page.more, page.count), (true, 3));
+        let pair: KeyValue = serde_json::from_str(r#"{"key":"L2E=","lease":"-5"}"#).unwrap();
+        assert_eq!(pair.lease, -5);
         let left: LeaseTime = serde_json::from_str(r#"{"header":{},"ID":"99","TTL":"-1"}"#).unwrap();
         assert_eq!((left.left, left.granted), (-1, 0));
     }

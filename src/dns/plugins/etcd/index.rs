@@ -44,7 +44,7 @@ pub struct NamePath {
 pub struct Entry {
     pub key: Box<[u8]>,
     mod_revision: u64,
-    pub lease: u64,
+    pub lease: i64,
     /// `None` if key or value aren't right.
     pub service: Option<Service>,
 }
@@ -58,7 +58,7 @@ struct Kept(Arc<Entry>);
 pub struct Index {
     entries: BTreeSet<Kept>,
     memory: usize,
-    leases: HashMap<u64, Lease>,
+    leases: HashMap<i64, Lease>,
     /// Outdates the answers that rest on the keys.
     outdated: OutdatedFlag,
     /// The time of the last change, in seconds since 1970.
@@ -84,6 +84,7 @@ struct LeaseTimes {
 pub struct Listing {
     entries: BTreeSet<Kept>,
     memory: usize,
+    leases: HashMap<i64, Lease>,
     /// The number of entries that have changed since the last list.
     changed: usize,
 }
@@ -173,6 +174,18 @@ impl KeyRange {
 // === impl Entry ===
 
 impl Entry {
+    /// Reads a key that has changed. Also returns what is wrong with it.
+    ///
+    /// # Errors
+    /// If it can't be taken.
+    pub fn changed(found: &KeyValue, range: &KeyRange) -> Result<(Self, Option<Problem>), KeyError> {
+        if range.contains(&found.key) {
+            Ok(Self::read(found, false, range))
+        } else {
+            Err(KeyError::Misplaced)
+        }
+    }
+
     /// Reads a key with its value, which is empty if it is too long. Also returns what is wrong with it.
     fn read(found: &KeyValue, is_too_long: bool, range: &KeyRange) -> (Self, Option<Problem>) {
         let read = match range.name(&found.key) {
@@ -254,6 +267,10 @@ impl Listing {
         if self.memory > MAX_MEMORY {
             return Err(KeyError::Full);
         }
+        if found.lease != 0 {
+            let times = || known.leases.get(&found.lease).and_then(|lease| lease.times);
+            self.leases.entry(found.lease).or_insert_with(|| Lease { keys: 0, times: times() }).keys += 1;
+        }
         self.entries.insert(entry);
         Ok(problem)
     }
@@ -270,20 +287,23 @@ impl Index {
     /// Returns the keys of another index, whose leases have to be read again.
     #[must_use]
     pub fn copy(&self) -> Self {
-        let mut copy = Self { entries: self.entries.clone(), memory: self.memory, ..Self::default() };
-        copy.count_leases();
+        let unread = |(id, lease): (&i64, &Lease)| (*id, Lease { keys: lease.keys, times: None });
+        let leases = self.leases.iter().map(unread).collect();
+        let mut copy = Self { entries: self.entries.clone(), memory: self.memory, leases, ..Self::default() };
         copy.note_change();
         copy
     }
 
-    /// Takes a complete list.
-    pub fn replace(&mut self, listing: Listing) {
+    /// Takes a complete list, and returns the keys before: to free them takes time.
+    pub fn replace(&mut self, mut listing: Listing) -> Listing {
         let is_same = listing.changed == 0 && listing.entries.len() == self.entries.len() && self.serial > 0;
-        (self.entries, self.memory) = (listing.entries, listing.memory);
-        self.count_leases();
+        std::mem::swap(&mut self.entries, &mut listing.entries);
+        std::mem::swap(&mut self.leases, &mut listing.leases);
+        self.memory = listing.memory;
         if !is_same {
             self.note_change();
         }
+        listing
     }
 
     /// Takes a key that has changed, and returns what is wrong with it.
@@ -291,22 +311,28 @@ impl Index {
     /// # Errors
     /// If it can't be taken.
     pub fn put(&mut self, found: &KeyValue, range: &KeyRange) -> Result<Option<Problem>, KeyError> {
-        if !range.contains(&found.key) {
-            return Err(KeyError::Misplaced);
-        }
-        let (entry, problem) = Entry::read(found, false, range);
-        let before = self.entries.get(&*found.key).map_or(0, |before| before.0.memory_size());
+        let (entry, problem) = Entry::changed(found, range)?;
+        self.insert(entry)?;
+        Ok(problem)
+    }
+
+    /// Takes an entry that has changed.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn insert(&mut self, entry: Entry) -> Result<(), KeyError> {
+        let before = self.entries.get(&*entry.key).map_or(0, |before| before.0.memory_size());
         if self.memory - before + entry.memory_size() > MAX_MEMORY {
             return Err(KeyError::Full);
         }
-        self.remove(&found.key);
+        self.remove(&entry.key);
         self.memory += entry.memory_size();
         if entry.lease != 0 {
             self.leases.entry(entry.lease).or_default().keys += 1;
         }
         self.entries.insert(Kept(Arc::new(entry)));
         self.note_change();
-        Ok(problem)
+        Ok(())
     }
 
     /// Removes a key that was deleted, or whose lease has expired.
@@ -326,15 +352,6 @@ impl Index {
             }
         }
         true
-    }
-
-    /// Counts the keys of each lease, and forgets leases without keys.
-    fn count_leases(&mut self) {
-        self.leases.values_mut().for_each(|lease| lease.keys = 0);
-        for entry in self.entries.iter().filter(|entry| entry.0.lease != 0) {
-            self.leases.entry(entry.0.lease).or_default().keys += 1;
-        }
-        self.leases.retain(|_, lease| lease.keys > 0);
     }
 
     fn note_change(&mut self) {
@@ -397,26 +414,29 @@ impl Index {
     /// Returns the remaining time of a lease; 0 if it isn't known yet. A client that keeps the lease alive makes it
     /// longer.
     #[must_use]
-    pub fn lease_left(&self, lease: u64, now: Instant) -> Duration {
+    pub fn lease_left(&self, lease: i64, now: Instant) -> Duration {
         let times = self.leases.get(&lease).and_then(|lease| lease.times);
         times.map_or(Duration::ZERO, |times| times.ends.saturating_duration_since(now))
     }
 
     /// Returns leases whose times have to be read, at most `most`: those that aren't known, and those that seem to be
-    /// half over.
+    /// half over, the one that was read last at the end.
     #[must_use]
-    pub fn leases_to_read(&self, now: Instant, most: usize) -> Vec<u64> {
+    pub fn leases_to_read(&self, now: Instant, most: usize) -> Vec<i64> {
         let is_due = |lease: &Lease| {
             lease.times.is_none_or(|LeaseTimes { granted, ends, read }| {
                 ends.saturating_duration_since(now) < granted / 2 && now.duration_since(read) > granted / 8
             })
         };
         let due = self.leases.iter().filter(|(_, lease)| is_due(lease));
-        due.map(|(id, _)| *id).take(most).collect()
+        let mut due: Vec<(Option<Instant>, i64)> =
+            due.map(|(id, lease)| (lease.times.map(|times| times.read), *id)).collect();
+        due.sort_unstable();
+        due.into_iter().map(|(_, id)| id).take(most).collect()
     }
 
     /// Notes the times of a lease, which were asked for at `read`.
-    pub fn note_lease(&mut self, lease: u64, left: Duration, granted: Duration, read: Instant) {
+    pub fn note_lease(&mut self, lease: i64, left: Duration, granted: Duration, read: Instant) {
         /// The longest time that etcd grants.
         const LONGEST: Duration = Duration::from_secs(9_000_000_000);
         if let Some(lease) = self.leases.get_mut(&lease) {
@@ -427,170 +447,4 @@ impl Index {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn range(path: &str, zones: &[&str]) -> KeyRange {
-        let zones: Vec<Name> = zones.iter().map(|zone| parse_name(zone).unwrap()).collect();
-        KeyRange::new(path, &zones).unwrap()
-    }
-
-    fn pair(key: &str, value: &str) -> KeyValue {
-        KeyValue { key: key.into(), value: value.into(), mod_revision: 1, lease: 0 }
-    }
-
-    fn below(index: &Index, path: &str) -> String {
-        let keys = index.at_or_below(path).map(|entry| String::from_utf8_lossy(&entry.key).into_owned());
-        keys.collect::<Vec<_>>().join(" ")
-    }
-
-    #[test]
-    fn range_is_the_common_path_of_the_zones() {
-        for (path, zones, expected) in [
-            ("/skydns", &["."][..], ["/skydns", "/skydns/", "/skydns0"]),
-            ("skydns/", &["example.org.", "example.net."], ["/skydns", "/skydns/", "/skydns0"]),
-            (
-                "/skydns",
-                &["a.Example.org.", "b.example.org."],
-                ["/skydns", "/skydns/org/example", "/skydns/org/example0"],
-            ),
-            ("/a//b", &["org."], ["/a/b", "/a/b/org", "/a/b/org0"]),
-            ("/", &["."], ["/", "/", "0"]),
-        ] {
-            let range = range(path, zones);
-            let (start, end) = range.bounds();
-            let found =
-                [range.base(), std::str::from_utf8(start).unwrap(), std::str::from_utf8(end).unwrap()];
-            assert_eq!(found, expected, "{path} {zones:?}");
-        }
-        assert!(KeyRange::new("/a/../b", &[Name::root()]).is_none());
-    }
-
-    #[test]
-    fn names_have_paths_and_keys_have_names() {
-        let range = range("/skydns", &["."]);
-        for (name, path, before_wildcard) in [
-            ("X.example.ORG.", "/skydns/org/example/x", None),
-            ("*.a.any.org.", "/skydns/org/any/a/*", Some(11)),
-            (r"a\.b.org.", r"/skydns/org/a\.b", None),
-            ("0/25.org.", "/skydns/org/0/25", None),
-            (".", "/skydns", None),
-        ] {
-            let found = range.path(&parse_name(name).unwrap());
-            assert_eq!(found, Some(NamePath { text: path.to_owned(), before_wildcard }), "{name}");
-        }
-        for name in ["/.org.", "a//b.org.", "a/.org."] {
-            assert_eq!(range.path(&parse_name(name).unwrap()), None, "{name}");
-        }
-        for (key, name) in [
-            ("/skydns/org/example/X", Some("X.example.org.")),
-            ("/skydns/org/x/", Some("x.org.")),
-            ("/skydns/org//x", None),
-            ("/skydns/org/a.b", Some("a.b.org.")),
-            ("/skydns/", None),
-            ("/other/org", None),
-        ] {
-            assert_eq!(range.name(key.as_bytes()), name.map(|name| parse_name(name).unwrap()), "{key}");
-        }
-    }
-
-    #[test]
-    fn keys_are_found_by_their_paths() {
-        let (mut index, range) = (Index::default(), range("/s", &["."]));
-        for key in ["/s/org/a", "/s/org/a/x", "/s/org/a/y", "/s/org/ab", "/s/org/a-b"] {
-            assert_eq!(index.put(&pair(key, "{}"), &range), Ok(None));
-        }
-        assert_eq!(below(&index, "/s/org/a"), "/s/org/a/x /s/org/a/y");
-        assert_eq!(below(&index, "/s/org/ab"), "/s/org/ab");
-        assert_eq!(below(&index, "/s/org/b"), "");
-        assert!(index.at("/s/org/a").is_some() && index.at("/s/org").is_none());
-        index.delete(b"/s/org/a/x");
-        index.delete(b"/s/org/a/y");
-        assert_eq!(below(&index, "/s/org/a"), "/s/org/a");
-        assert_eq!(index.put(&pair("/t/org", "{}"), &range), Err(KeyError::Misplaced));
-    }
-
-    #[test]
-    fn wrong_values_are_left_out_and_other_keys_stay() {
-        let (mut index, range) = (Index::default(), range("/s", &["."]));
-        assert_eq!(index.put(&pair("/s/org/a", r#"{"host":"192.0.2.1"}"#), &range), Ok(None));
-        let problem = index.put(&pair("/s/org/b", "x\ny"), &range).unwrap().unwrap();
-        assert!(
-            problem.starts_with("the key \"/s/org/b\" is left out: its value isn't a message"),
-            "{problem}"
-        );
-        let problem = index.put(&pair("/s/org//b", "{}"), &range).unwrap().unwrap();
-        assert_eq!(problem, "the key \"/s/org//b\" is left out: it isn't the path of a domain name");
-        assert_eq!((index.len(), index.left_out()), (3, 2));
-        assert!(index.at("/s/org/a").unwrap().service.is_some());
-        assert!(index.at("/s/org/b").unwrap().service.is_none());
-    }
-
-    #[test]
-    fn list_keeps_answers_if_nothing_has_changed() {
-        let (mut index, range) = (Index::default(), range("/s", &["."]));
-        let list = |index: &mut Index, keys: &[&str]| {
-            let mut listing = Listing::default();
-            for key in keys {
-                listing.add(&pair(key, "{}"), false, &range, index).unwrap();
-            }
-            let flag = index.outdated().clone();
-            index.replace(listing);
-            flag.is_set()
-        };
-        assert!(list(&mut index, &[]), "the first list");
-        assert!(list(&mut index, &["/s/a", "/s/b"]));
-        assert!(!list(&mut index, &["/s/a", "/s/b"]));
-        assert!(list(&mut index, &["/s/a"]));
-        let mut listing = Listing::default();
-        for (key, expected) in
-            [("/s/b", Ok(None)), ("/s/b", Err(KeyError::Misplaced)), ("/s/a", Err(KeyError::Misplaced))]
-        {
-            assert_eq!(listing.add(&pair(key, "{}"), false, &range, &index), expected);
-        }
-    }
-
-    #[test]
-    fn memory_of_keys_is_limited() {
-        let (mut index, range) = (Index::default(), range("/s", &["."]));
-        let value = format!("{{\"text\":\"{}\"}}", "x".repeat(60_000));
-        let put =
-            |index: &mut Index, number: usize| index.put(&pair(&format!("/s/{number}"), &value), &range);
-        let most = (0..).find(|number| put(&mut index, *number) == Err(KeyError::Full)).unwrap();
-        assert!((1_000..1_200).contains(&most), "{most}");
-        assert_eq!(put(&mut index, 0), Ok(None), "a change isn't more");
-        index.delete(b"/s/1");
-        assert_eq!(put(&mut index, most), Ok(None));
-        for number in 0..=most {
-            index.delete(format!("/s/{number}").as_bytes());
-        }
-        assert_eq!((index.len(), index.memory), (0, 0));
-        let mut listing = Listing::default();
-        let mut add =
-            |number: usize| listing.add(&pair(&format!("/s/{number:06}"), &value), false, &range, &index);
-        assert_eq!((0..).find_map(|number| add(number).err()), Some(KeyError::Full));
-    }
-
-    #[test]
-    fn leases_are_read_when_unknown_or_half_over() {
-        let (mut index, range, now) = (Index::default(), range("/s", &["."]), Instant::now());
-        for key in ["/s/a", "/s/b"] {
-            index.put(&KeyValue { lease: 7, ..pair(key, "{}") }, &range).unwrap();
-        }
-        let seconds = Duration::from_secs;
-        assert_eq!((index.leases_to_read(now, 9), index.lease_left(7, now)), (vec![7], Duration::ZERO));
-        index.note_lease(7, seconds(60), seconds(60), now);
-        index.note_lease(8, seconds(60), seconds(60), now);
-        assert_eq!(
-            (index.leases_to_read(now, 9), index.lease_left(7, now + seconds(20))),
-            (vec![], seconds(40))
-        );
-        assert_eq!(index.leases_to_read(now + seconds(31), 9), [7]);
-        index.note_lease(7, seconds(29), seconds(60), now + seconds(31));
-        assert_eq!(index.leases_to_read(now + seconds(32), 9), [0; 0], "it was read just now");
-        index.delete(b"/s/a");
-        assert_eq!(index.leases.len(), 1);
-        index.delete(b"/s/b");
-        assert_eq!(index.leases.len(), 0);
-    }
-}
+mod tests;

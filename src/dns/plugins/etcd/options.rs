@@ -57,11 +57,11 @@ pub(super) fn parse(line: &Directive, setup: &mut Setup<'_>) -> Result<Options, 
         parsed.read(option, setup)?;
     }
     let Parsed { path, endpoints, credentials, tls, lease_ttls, fallthrough } = parsed;
-    if lease_ttls.min > lease_ttls.max {
-        return Err(line.error(format!(
-            "min-lease-ttl ({} s) is longer than max-lease-ttl ({} s)",
-            lease_ttls.min, lease_ttls.max
-        )));
+    let LeaseTtls { min, max } = lease_ttls;
+    if min > max {
+        let warning =
+            format!("min-lease-ttl ({min} s) is longer than max-lease-ttl ({max} s), which has no effect");
+        setup.builder.warnings.push(line.error(warning));
     }
     let text = path.as_ref().map_or(PATH, |path| &path.text);
     let place = path.as_ref().unwrap_or(&line.tokens[0]);
@@ -78,6 +78,10 @@ pub(super) fn parse(line: &Directive, setup: &mut Setup<'_>) -> Result<Options, 
     };
     let tls_files = tls.as_ref().map(ClientTls::contents).unwrap_or_default();
     let needs_tls = endpoints.iter().any(|endpoint| endpoint.is_tls);
+    if by_tls && !needs_tls {
+        let warning = "tls has no effect: the endpoints begin with http://";
+        setup.builder.warnings.push(line.error(warning));
+    }
     let connector = needs_tls.then(|| tls.unwrap_or_default().connector(&line.tokens[0])).transpose()?;
     let source = Source { endpoints, range, credentials, tls: connector, tls_files };
     Ok(Options { zones, source, lease_ttls, fallthrough })
@@ -95,17 +99,18 @@ impl Parsed {
                 self.endpoints = words.to_vec();
             }
             "credentials" => {
-                let [user, password] = option.at_most(2)? else {
-                    return Err(
-                        option.missing_argument("a user and the password: credentials USERNAME PASSWORD")
-                    );
+                let [user, password] = option.arguments() else {
+                    // The words may be parts of the password.
+                    return Err(option.missing_argument(
+                        "a user and the password, in quotes if it has spaces: credentials USERNAME PASSWORD",
+                    ));
                 };
                 let password = SecretString::from(password.text.clone());
                 self.credentials = Some(Credentials { user: user.text.clone(), password });
             }
             "tls" => self.tls.get_or_insert_default().take(option, setup)?,
-            "min-lease-ttl" => self.lease_ttls.min = seconds(option)?,
-            "max-lease-ttl" => self.lease_ttls.max = seconds(option)?,
+            "min-lease-ttl" => self.lease_ttls.min = seconds(option, LEASE_TTLS.min)?,
+            "max-lease-ttl" => self.lease_ttls.max = seconds(option, LEASE_TTLS.max)?,
             "fallthrough" => self.fallthrough = Some(zones_or_all(option.arguments())?),
             // As in CoreDNS, which had them once.
             "stubzones" | "debug" | "upstream" => {
@@ -138,13 +143,15 @@ fn endpoint(text: &str, by_tls: bool) -> Option<Endpoint> {
     (is_alone && !host.is_empty()).then(|| Endpoint { is_tls, host: host.to_owned(), port })
 }
 
-fn seconds(option: &Directive) -> Result<u32, CorefileError> {
+/// Parses a TTL; 0 stands for the default.
+fn seconds(option: &Directive, default: u32) -> Result<u32, CorefileError> {
     let word = option.single_argument(SECONDS)?;
     let seconds = match word.text.parse::<u64>() {
         Ok(seconds) => seconds,
         Err(_) => word.duration().map_err(|_| word.unexpected(SECONDS))?.as_secs(),
     };
-    u32::try_from(seconds).map_err(|_| word.unexpected(SECONDS))
+    let seconds = u32::try_from(seconds).map_err(|_| word.unexpected(SECONDS))?;
+    Ok(if seconds == 0 { default } else { seconds })
 }
 
 #[cfg(test)]
@@ -179,6 +186,8 @@ mod tests {
 
     #[test]
     fn invalid_lines_are_rejected_with_their_position() {
+        let credentials =
+            "a user and the password, in quotes if it has spaces: credentials USERNAME PASSWORD";
         let url = "the URL of an etcd server, such as http://etcd:2379 or https://192.0.2.1:2379";
         for (lines, error) in [
             ("etcd {\nendpoint\n}", format!("3:1: endpoint needs {url}")),
@@ -189,15 +198,12 @@ mod tests {
             ),
             (
                 "etcd {\ncredentials root\n}",
-                "3:1: credentials needs a user and the password: credentials USERNAME PASSWORD".to_owned(),
+                format!("3:1: credentials needs {credentials}"),
             ),
+            ("etcd {\ncredentials dns my secret\n}", format!("3:1: credentials needs {credentials}")),
             (
                 "etcd {\nmin-lease-ttl soon\n}",
                 "3:15: \"soon\" isn't a number of seconds, or a duration such as 30s or 1h".to_owned(),
-            ),
-            (
-                "etcd {\nmin-lease-ttl 2m\nmax-lease-ttl 60\n}",
-                "2:1: min-lease-ttl (120 s) is longer than max-lease-ttl (60 s)".to_owned(),
             ),
             ("etcd {\ntls nowhere\n}", "3:5: nowhere: No such file or directory (os error 2)".to_owned()),
             ("etcd {\nendpiont a\n}", "3:1: etcd has no option \"endpiont\"; is it endpoint?".to_owned()),
@@ -212,5 +218,27 @@ mod tests {
         let warnings: Vec<&str> = builder.warnings.iter().map(|warning| &*warning.message).collect();
         assert_eq!(warnings.len(), 3);
         assert_eq!(warnings[0], "stubzones has no effect here, as in CoreDNS: delete it");
+    }
+
+    #[test]
+    fn options_without_an_effect_are_warnings() {
+        let tls = "tls has no effect: the endpoints begin with http://";
+        let lease = |min: u32, max: u32| {
+            format!("min-lease-ttl ({min} s) is longer than max-lease-ttl ({max} s), which has no effect")
+        };
+        for (options, expected) in [
+            ("max-lease-ttl 20", vec![lease(30, 20)]),
+            ("min-lease-ttl 2m\nmax-lease-ttl 60", vec![lease(120, 60)]),
+            ("min-lease-ttl 0\nmax-lease-ttl 0", vec![]),
+            ("min-lease-ttl 100000", vec![lease(100_000, 86400)]),
+            ("endpoint http://etcd\ntls", vec![tls.to_owned()]),
+            ("endpoint http://a https://b\ntls", vec![]),
+            ("tls", vec![tls.to_owned()]),
+        ] {
+            let builder = TestServer::builder(&format!("etcd {{\n{options}\n}}"));
+            let warnings: Vec<String> =
+                builder.warnings.iter().map(|warning| warning.message.clone()).collect();
+            assert_eq!(warnings, expected, "{options}");
+        }
     }
 }

@@ -1,11 +1,16 @@
 //! The keys are listed, and their changes followed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::ResponseCode;
+use serde_json::json;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
-use super::fake_etcd::{FakeEtcd, Fault};
+use super::fake_etcd::{FakeEtcd, Fault, header, kv};
+use super::hostile::failure;
 use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address, error};
 use crate::dns::plugins::tests::support::TestServer;
 
@@ -176,13 +181,59 @@ async fn names_without_keys_fall_through() {
 async fn block_that_is_built_again_has_the_same_keys() {
     let etcd = FakeEtcd::start().await;
     etcd.put("/skydns/z/a", A);
-    let (server, stop, mut tasks) = TestServer::running(&etcd.lines());
+    let lines = etcd.lines();
+    let blocks = format!(". {{\n{lines}\n}}\n.:54 {{\n{lines}\n}}\n");
+    let (server, mut configuration) = TestServer::configured(&blocks);
+    let mut run = |block: usize| {
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        for task in std::mem::take(&mut configuration.blocks[block].builder.tasks) {
+            tasks.spawn(task(Arc::clone(&server.server), stop.clone()));
+        }
+        (stop, tasks)
+    };
+    let (stop, mut tasks) = run(0);
     answers(&server, "a.z. A", "192.0.2.1").await;
+    let (_stop, _tasks) = run(1);
     stop.cancel();
     tasks.join_next().await;
-    let plugin = server.server.plugins().find(|plugin| plugin.name() == "etcd").unwrap();
-    assert!(plugin.is_ready());
     assert!(server.ask("a.z. A").await.contains("192.0.2.1"), "the last answers");
+    etcd.put("/skydns/z/a", B);
+    answers(&server, "a.z. A", "192.0.2.2").await;
+    assert_eq!(etcd.lists(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_becomes_silent_is_noted() {
+    let etcd = FakeEtcd::start().await;
+    etcd.put("/skydns/z/a", A);
+    let (server, _stop, _tasks) = TestServer::running(&etcd.lines());
+    answers(&server, "a.z. A", "192.0.2.1").await;
+    let begins_and_is_silent = Fault::Lines(String::new());
+    for (watch, list, value, expected) in
+        [(Fault::Silence, Some(Fault::Silence), B, "192.0.2.2"), (begins_and_is_silent, None, A, "192.0.2.1")]
+    {
+        etcd.set_fault("/v3/watch", Some(watch));
+        etcd.set_fault("/v3/kv/range", list);
+        etcd.close_watches();
+        failure(&server, "no answer within 10 s; the keys before stay").await;
+        ["/v3/watch", "/v3/kv/range"].iter().for_each(|path| etcd.set_fault(path, None));
+        etcd.put("/skydns/z/a", value);
+        answers(&server, "a.z. A", expected).await;
+    }
+    assert_eq!(etcd.lists(), 1);
+}
+
+#[tokio::test]
+async fn member_that_lags_behind_is_watched() {
+    let etcd = FakeEtcd::start().await;
+    etcd.set_revision(100);
+    etcd.put("/skydns/z/a", A);
+    let created = json!({"result": {"header": header(50), "created": true}});
+    let change = json!({"result": {"header": header(102), "events": [{"kv": kv("/skydns/z/a", B, 102)}]}});
+    etcd.set_fault("/v3/watch", Some(Fault::Lines(format!("{created}\n{change}\n"))));
+    let (server, _stop, _tasks) = TestServer::running(&etcd.lines());
+    answers(&server, "a.z. A", "192.0.2.2").await;
+    assert_eq!(etcd.lists(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -212,4 +263,9 @@ async fn silent_server_is_left() {
     assert!(plugin.is_ready());
     let reply = server.reply("a.z. A").await.unwrap();
     assert_eq!(reply.ede.map(|ede| ede.code), Some(14));
+    etcd.put("/skydns/z/a", A);
+    etcd.set_fault("/v3/kv/range", None);
+    answers(&server, "a.z. A", "192.0.2.1").await;
+    let limits: Vec<_> = etcd.asked("/v3/kv/range").iter().map(|asked| asked["limit"].as_u64()).collect();
+    assert_eq!(limits[..2], [Some(1000), Some(125)], "it asks for less");
 }

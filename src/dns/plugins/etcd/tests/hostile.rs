@@ -10,7 +10,7 @@ use super::following::{A, answers};
 use crate::dns::plugins::tests::support::TestServer;
 
 /// Waits for a note with this text.
-async fn failure(server: &TestServer, expected: &str) {
+pub(super) async fn failure(server: &TestServer, expected: &str) {
     let plugin = server.server.plugins().find(|plugin| plugin.name() == "etcd").unwrap();
     let waited = timeout(Duration::from_secs(60), async {
         while !plugin.note().is_some_and(|note| note.contains(expected)) {
@@ -106,7 +106,10 @@ async fn long_values_are_left_out_whatever_their_length() {
     for name in ["b", "long000", "long299"] {
         assert!(server.ask(&format!("{name}.z. TXT")).await.starts_with("SERVFAIL"), "{name}");
     }
-    assert!(etcd.asked("/v3/kv/range").iter().any(|asked| asked["keys_only"] == true));
+    let asked = etcd.asked("/v3/kv/range");
+    assert!(asked.iter().any(|asked| asked["keys_only"] == true));
+    let limits: Vec<_> = asked.iter().map(|asked| asked["limit"].as_u64()).collect();
+    assert!(limits.windows(2).any(|two| two[0] < two[1]), "pages become longer again: {limits:?}");
 }
 
 #[tokio::test]
