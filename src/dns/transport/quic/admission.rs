@@ -155,7 +155,7 @@ mod tests {
         let mut held = Vec::new();
         // Each address is of a /64 of 256.
         for client in 0..20 * 256_u128 {
-            let ip = Ipv6Addr::from_bits(1 << 124 | client / 256 << 64 | client % 256).into();
+            let ip = Ipv6Addr::from_bits((1 << 124) + ((client / 256) << 64) + client % 256).into();
             while let Some(share) = limits.share(ip) {
                 let closed = SharedGuard::new(limits.closed.of(network(ip)));
                 drop(CountedAtEnd(closed.clone()));
