@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use super::client_quota::QuotaGuard;
+use super::client_quota::{QuotaGuard, SharedGuard};
 use super::tcp::connection::Connection;
 use super::tcp::connection_limit::ConnectionPermit;
 use super::tcp::limits::ConnectionLimits;
@@ -74,8 +74,10 @@ struct State {
     extra_bytes: usize,
     /// The bytes sent by QUIC so far.
     sent_bytes: usize,
-    /// The share of the memory for frames.
-    kept: QuotaGuard,
+    /// The share of the memory for frames, or for unfinished streams.
+    kept: SharedGuard,
+    /// The streams of QUIC whose query isn't complete: quinn keeps the packets of their bytes.
+    unfinished: usize,
     /// Why the connection has to end at once.
     failure: Option<&'static str>,
 }
@@ -121,7 +123,7 @@ struct UnreadAnswer {
 impl Activity {
     pub fn new(connection: Connection, protocol: Protocol, is_http2: bool) -> Arc<Self> {
         let Connection { client, local, limits, handler, permit, .. } = connection;
-        let kept = permit.limiter().frames(client);
+        let kept = SharedGuard::new(permit.limiter().frames(client));
         let state = State {
             permit,
             requests: 0,
@@ -138,6 +140,7 @@ impl Activity {
             extra_bytes: 0,
             sent_bytes: 0,
             kept,
+            unfinished: 0,
             failure: None,
         };
         Arc::new(Self { client, local, limits, handler, protocol, is_http2, state: Mutex::new(state) })
@@ -153,7 +156,7 @@ impl Activity {
         state.received_bytes = state.received_bytes.saturating_add(length);
         state.add_extra(length);
         let kept = state.received_bytes.min(MAX_KEPT_BYTES);
-        if !state.kept.resize(kept - kept % KEPT_STEP) {
+        if !state.kept.resize(in_steps(kept)) {
             // A new connection begins with an empty table.
             state.remaining_queries = 0;
         }
@@ -168,6 +171,27 @@ impl Activity {
         state.received_bytes += more;
         state.sent_bytes += acknowledged;
         state.add_extra(more.saturating_sub(acknowledged));
+        state.keep_unfinished();
+    }
+
+    /// Notes that the query of a stream isn't complete yet. It stays noted if the connection ends before: quinn frees
+    /// the packets later.
+    pub fn stream_unfinished(&self) {
+        let mut state = self.state.lock();
+        state.unfinished += 1;
+        state.keep_unfinished();
+    }
+
+    /// Notes that nothing more of a stream is in memory.
+    pub fn stream_finished(&self) {
+        let mut state = self.state.lock();
+        state.unfinished = state.unfinished.saturating_sub(1);
+        state.keep_unfinished();
+    }
+
+    /// Returns the share of the memory for frames or unfinished streams.
+    pub fn kept(&self) -> SharedGuard {
+        self.state.lock().kept.clone()
     }
 
     /// Notes a request that ends before it is complete: it costs as much as two large requests, so that a client can't
@@ -263,6 +287,13 @@ impl State {
         }
     }
 
+    fn keep_unfinished(&mut self) {
+        let size = self.unfinished * REQUEST_BYTES + self.extra_bytes;
+        if !self.kept.resize(in_steps(size)) {
+            self.failure = Some("too little memory for its streams");
+        }
+    }
+
     fn deadline(&self, limits: &ConnectionLimits) -> Option<(Instant, Overdue)> {
         let is_idle = self.requests == 0 && self.unread == 0;
         if let Some(closes_at) = self.closes_at.filter(|_| is_idle) {
@@ -284,6 +315,10 @@ impl State {
         self.partial_since = None;
         self.last_finished_at = Instant::now();
     }
+}
+
+fn in_steps(size: usize) -> usize {
+    size - size % KEPT_STEP
 }
 
 impl OpenRequest {

@@ -111,6 +111,22 @@ impl Drop for QuotaGuard {
     }
 }
 
+/// A share that is released when the last of its owners is dropped.
+#[derive(Clone, Debug)]
+pub struct SharedGuard(Arc<Mutex<QuotaGuard>>);
+
+impl SharedGuard {
+    #[must_use]
+    pub fn new(share: QuotaGuard) -> Self {
+        Self(Arc::new(Mutex::new(share)))
+    }
+
+    /// Acts like [`QuotaGuard::resize`].
+    pub fn resize(&self, size: usize) -> bool {
+        self.0.lock().resize(size)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

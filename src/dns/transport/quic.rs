@@ -6,8 +6,9 @@ mod admission;
 mod connection;
 mod stream;
 
+use std::future::pending;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,23 +103,44 @@ pub async fn serve(
         };
         let incoming = incoming.ok_or_else(|| io::Error::other("the socket can't be read"))?;
         let (client, local) = (incoming.remote_address(), incoming.local_ip());
-        let Some(Admitted { incoming, permit, registration, place, handshake }) = limits.admit(incoming)
+        let Some(Admitted { incoming, permit, registration, share, closed, handshake }) =
+            limits.admit(incoming)
         else {
             continue;
         };
         let config = settings.load()?;
-        let server = settings.server_of(&config, place);
-        let Ok(connecting) = incoming.accept_with(Arc::new(server)) else { continue };
         let (limits, handler) = (config.limits, Arc::clone(&handler));
         let connection = Connection { client, local, limits, handler, permit, stop: stop.clone() };
         let activity = Activity::new(connection, Protocol::Quic, false);
-        let serving = connection::serve(connecting, activity, handshake, stop.clone());
+        let server = settings.server_of(&config, Place::new(share, activity.kept(), closed.clone()));
+        let Ok(connecting) = incoming.accept_with(Arc::new(server)) else { continue };
+        let serving = connection::serve(connecting, activity, handshake, closed, stop.clone());
         connections.spawn(Abortable::new(serving, registration));
     }
     // Packets of new clients are ignored: the clients send them again, perhaps to the next listener at this port.
-    while connections.join_next().await.is_some() {}
-    let _ = timeout(CLOSE_TIMEOUT, endpoint.wait_idle()).await;
+    let ignoring = async {
+        while let Some(incoming) = endpoint.accept().await {
+            incoming.ignore();
+        }
+        pending::<()>().await;
+    };
+    let ending = async {
+        while connections.join_next().await.is_some() {}
+        let _ = timeout(CLOSE_TIMEOUT, endpoint.wait_idle()).await;
+    };
+    tokio::select! { () = ignoring => {}, () = ending => {} }
+    leave_port(&endpoint);
     Ok(())
+}
+
+/// Closes the socket of a stopped listener: until quinn has freed the last connection, the socket would take packets
+/// that are for the next listener at this port. quinn keeps the last two sockets.
+fn leave_port(endpoint: &Endpoint) {
+    for _ in 0..2 {
+        if let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
+            let _ = endpoint.rebind(socket);
+        }
+    }
 }
 
 /// The settings of quinn for the present configuration.

@@ -8,7 +8,6 @@ use tokio::time::Instant;
 
 use super::{Activity, OpenRequest};
 use crate::dns::message::encode::MessageSequence;
-use crate::dns::message::header::server_failure;
 use crate::dns::net::unmapped;
 use crate::dns::transport::thread_cache::{ThreadCache, with_thread_cache};
 
@@ -43,7 +42,6 @@ pub(in crate::dns::transport) async fn answer(
         Ok(bytes) => return Ok(Answer::of(bytes)),
         Err(key) => key,
     };
-    let failure = server_failure(&message);
     let mut answering = pin!(activity.handler.answer(
         message,
         activity.client,
@@ -55,7 +53,7 @@ pub(in crate::dns::transport) async fn answer(
     let answered = match futures::poll!(unconstrained(&mut answering)) {
         Poll::Ready(answered) => answered,
         Poll::Pending if open.may_ask() => answering.await,
-        Poll::Pending => return failure.map(Answer::of).ok_or(NoAnswer::Busy),
+        Poll::Pending => return Err(NoAnswer::Busy),
     };
     let answered = answered.ok_or(NoAnswer::Dropped)?;
     if let (Some(key), Some(wire_response)) = (key, answered.wire_response) {

@@ -212,3 +212,19 @@ async fn bytes_by_quic_and_aborted_requests_are_limited() {
     aborted.request_aborted();
     assert!(matches!(aborted.next_step(false), Step::Fail(_)));
 }
+
+#[tokio::test]
+async fn query_for_which_too_many_wait_gets_no_answer() {
+    let upstream = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let context = ServerContext::silent(Arc::new(Store::new(OnGone::Kept))).unwrap();
+    let corefile = format!(". {{\nforward . {}\n}}\n", upstream.local_addr().unwrap());
+    let handler = first_handler(&corefile, &context).unwrap();
+    let limiter = Arc::new(ConnectionLimiter::new(handler.metrics.group().unwrap()));
+    let activity = admitted(&handler, &limiter, CLIENT, true);
+    let mut waiting: Vec<OpenRequest> = (0..2049).map(|_| activity.begin().unwrap()).collect();
+    assert!(waiting.iter_mut().all(OpenRequest::may_ask));
+    // A query for "a. A".
+    let query = [&[0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0][..], b"\x01a\0\0\x01\0\x01"].concat();
+    let answered = query::answer(&activity, &mut activity.begin().unwrap(), query).await;
+    assert_eq!(answered.err(), Some(query::NoAnswer::Busy));
+}

@@ -13,8 +13,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::stream::{ErrorCode, serve_stream};
+use super::admission::CountedAtEnd;
+use super::stream::{ErrorCode, count_bytes, serve_stream};
 use crate::dns::transport::activity::{Activity, Step};
+use crate::dns::transport::client_quota::SharedGuard;
 
 /// Serves a connection until the client or the stop ends it, it has been idle too long, or its last allowed query is
 /// answered.
@@ -22,6 +24,7 @@ pub(super) async fn serve(
     connecting: Connecting,
     activity: Arc<Activity>,
     handshake: Option<OwnedSemaphorePermit>,
+    closed: SharedGuard,
     stop: CancellationToken,
 ) {
     let client = activity.client;
@@ -35,6 +38,8 @@ pub(super) async fn serve(
         Ok(Err(error)) => return debug!("QUIC: connection of {client}: {error}"),
         Err(_) => return debug!("QUIC: connection of {client}: the handshake takes too long"),
     };
+    // Forged addresses don't get here.
+    let _counted = CountedAtEnd(closed);
     match drive(&connection, &activity, &stop).await {
         Ok(code) => {
             if code != ErrorCode::NoError {
@@ -43,7 +48,11 @@ pub(super) async fn serve(
             connection.close(code.into(), &[]);
         }
         // As of a client that closes the connection.
-        Err(error) => debug!("QUIC: connection of {client}: {error}"),
+        Err(error) => {
+            // quinn keeps them for some time.
+            count_bytes(&connection, &activity);
+            debug!("QUIC: connection of {client}: {error}");
+        }
     }
 }
 

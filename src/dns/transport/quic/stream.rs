@@ -119,7 +119,14 @@ async fn read_query(
     let read = match futures::poll!(&mut counting) {
         Poll::Ready(read) => Ok(read),
         Poll::Pending if !open.may_wait() => return Err(Failure::Stream(ErrorCode::ExcessiveLoad)),
-        Poll::Pending => timeout(activity.limits.read, counting).await,
+        Poll::Pending => {
+            activity.stream_unfinished();
+            let read = timeout(activity.limits.read, counting).await;
+            if connection.close_reason().is_none() {
+                activity.stream_finished();
+            }
+            read
+        }
     };
     let Ok(bytes) = read else {
         // The end of the stream is missing (RFC 9250 section 4.3.3).
@@ -129,7 +136,8 @@ async fn read_query(
     query_of(bytes).ok_or(Failure::Connection(ErrorCode::ProtocolError))
 }
 
-fn count_bytes(connection: &Connection, activity: &Activity) {
+/// Notes the bytes that were received and sent so far.
+pub(super) fn count_bytes(connection: &Connection, activity: &Activity) {
     let stats = connection.stats();
     let [received, sent] =
         [stats.udp_rx.bytes, stats.udp_tx.bytes].map(|bytes| bytes.try_into().unwrap_or(usize::MAX));

@@ -1,4 +1,4 @@
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::Path;
 
 use hickory_proto::op::{Edns, Message, Query, ResponseCode};
@@ -102,6 +102,17 @@ impl Site {
 
     async fn connect(&self) -> Connection {
         self.try_connect(self.certificate.client("doq")).await.unwrap()
+    }
+
+    /// Returns the first packet of a client, to be sent from another address.
+    async fn first_packet(&self) -> Vec<u8> {
+        let sink = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let (config, address) = (self.certificate.client("doq"), sink.local_addr().unwrap());
+        let _connecting = self.clients.connect_with(config, address, "dns.example").unwrap();
+        let mut first = vec![0; 1500];
+        let length = sink.recv(&mut first).await.unwrap();
+        first.truncate(length);
+        first
     }
 
     async fn end(self) {
@@ -348,16 +359,9 @@ async fn longest_idle_connection_makes_room_for_a_new_one() {
 #[tokio::test]
 async fn forged_addresses_keep_no_client_out() {
     let site = Site::start(LINKS, patient());
-    let mut first = [0; 1500];
     for number in 0..200_u8 {
-        // The first packet of a client, sent from another address.
-        let sink = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        let forged = site.certificate.client("doq");
-        let _connecting =
-            site.clients.connect_with(forged, sink.local_addr().unwrap(), "dns.example").unwrap();
-        let length = sink.recv(&mut first).await.unwrap();
         let source = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number), 0)).await.unwrap();
-        source.send_to(&first[..length], site.address).await.unwrap();
+        source.send_to(&site.first_packet().await, site.address).await.unwrap();
     }
     let connection = site.connect().await;
     assert_eq!(ask(&connection, WEB).await.answers.len(), 1);
@@ -382,6 +386,98 @@ async fn place_of_a_closed_connection_is_released() {
         }
     };
     timeout(PATIENT, released).await.expect("the place is released");
+    site.end().await;
+}
+
+#[tokio::test]
+async fn closed_connection_keeps_the_share_of_its_streams() {
+    let site = Site::start(LINKS, patient());
+    let connection = site.connect().await;
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        let (mut sending, receiving) = connection.open_bi().await.unwrap();
+        sending.write_all(&query(WEB)[..5]).await.unwrap();
+        streams.push((sending, receiving));
+    }
+    let client = Ipv4Addr::LOCALHOST.into();
+    let bytes = || site.limits.limiter.frames.held_by(client);
+    let taken = async {
+        while bytes() < 256 << 10 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENT, taken).await.expect("the share of the streams");
+    connection.close(VarInt::from_u32(0), &[]);
+    let freed = async {
+        loop {
+            let bytes = bytes();
+            if site.limits.places.held_by(client) == 0 {
+                break;
+            }
+            assert!(bytes >= 256 << 10, "{bytes} bytes while the connection isn't freed");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        while bytes() > 0 {
+            yield_now().await;
+        }
+    };
+    timeout(PATIENT, freed).await.expect("the share is released");
+    site.end().await;
+}
+
+#[tokio::test]
+async fn finished_streams_release_their_share() {
+    let site = Site::start(LINKS, patient());
+    let connection = site.connect().await;
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        let (mut sending, receiving) = connection.open_bi().await.unwrap();
+        sending.write_all(&query(WEB)[..5]).await.unwrap();
+        streams.push((sending, receiving));
+    }
+    for (mut sending, mut receiving) in streams {
+        sending.write_all(&query(WEB)[5..]).await.unwrap();
+        sending.finish().unwrap();
+        assert!(!receiving.read_to_end(usize::MAX).await.unwrap().is_empty());
+    }
+    assert_eq!(site.limits.limiter.frames.held_by(Ipv4Addr::LOCALHOST.into()), 0);
+    site.end().await;
+}
+
+#[tokio::test]
+async fn stopped_listener_leaves_its_port_at_once() {
+    let site = Site::start(LINKS, patient());
+    let address = Ipv4Addr::new(127, 0, 1, 1);
+    let source = UdpSocket::bind((address, 0)).await.unwrap();
+    source.send_to(&site.first_packet().await, site.address).await.unwrap();
+    // The answer to the first packet: the handshake never ends.
+    source.recv(&mut [0; 1500]).await.unwrap();
+    let (limits, port) = (Arc::clone(&site.limits), site.address);
+    site.end().await;
+    let bound = async {
+        while bind(port, false).is_err() {
+            yield_now().await;
+        }
+    };
+    timeout(PATIENT, bound).await.expect("the port is free");
+    assert_eq!(limits.places.held_by(address.into()), 1, "the connection isn't freed yet");
+}
+
+#[tokio::test]
+async fn packets_with_a_forged_address_do_not_lock_it_out() {
+    let site = Site::with(LINKS, patient(), 8);
+    let address = Ipv4Addr::new(127, 0, 1, 1);
+    // As many as an address may have connections.
+    for _ in 0..4 {
+        let source = UdpSocket::bind((address, 0)).await.unwrap();
+        source.send_to(&site.first_packet().await, site.address).await.unwrap();
+        source.recv(&mut [0; 1500]).await.unwrap();
+    }
+    assert_eq!(site.limits.places.held_by(address.into()), 1);
+    let client = Endpoint::client((address, 0).into()).unwrap();
+    let connecting = client.connect_with(site.certificate.client("doq"), site.address, "dns.example");
+    let connection = timeout(PATIENT, connecting.unwrap()).await.unwrap().unwrap();
+    assert_eq!(ask(&connection, WEB).await.answers.len(), 1);
     site.end().await;
 }
 

@@ -33,7 +33,7 @@ const MAX_EXTRA_PENDING_QUERIES: usize = 4096;
 /// The maximum number of unread bytes, not counting answers from the response cache: these are sent only while few
 /// bytes of the connection are unread.
 const MAX_UNREAD_BYTES: usize = 32 << 20;
-/// The maximum number of bytes of received HTTP/2 frames that may still be in memory.
+/// The maximum number of bytes of received HTTP/2 frames, and of QUIC's unfinished streams, that may be in memory.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 /// The maximum size in bytes of an answer that may be sent without quota.
 const SMALL_REPLY_BYTES: usize = 4096;
@@ -50,7 +50,7 @@ pub struct ConnectionLimiter {
     /// Pending queries, not counting the first of each connection.
     waiting: Arc<ClientQuota>,
     unread: Arc<ClientQuota>,
-    frames: Arc<ClientQuota>,
+    pub(in crate::dns::transport) frames: Arc<ClientQuota>,
 }
 
 #[derive(Debug, Default)]
@@ -128,7 +128,7 @@ impl ConnectionLimiter {
         self.unread.of(unmapped(client).ip())
     }
 
-    /// Returns an empty share of the memory for the frames of a connection.
+    /// Returns an empty share of the memory for the frames or unfinished streams of a connection.
     pub(in crate::dns::transport) fn frames(&self, client: SocketAddr) -> QuotaGuard {
         self.frames.of(unmapped(client).ip())
     }
@@ -161,6 +161,15 @@ impl ConnectionLimiter {
             permit.of_all = Some(Box::new(limiter.permit(client, &connection)?));
         }
         Some((permit, registration))
+    }
+
+    /// Returns whether another connection closes none, and leaves the client three quarters of its maximum.
+    pub(in crate::dns::transport) fn has_room_for(&self, client: SocketAddr) -> bool {
+        let state = self.state.lock();
+        let own = state.clients.get(&unmapped(client).ip()).copied().unwrap_or_default();
+        let has_room = state.open < state.max_connections && own < state.max_of_a_client.div_ceil(4);
+        drop(state);
+        has_room && self.of_all.as_ref().is_none_or(|of_all| of_all.has_room_for(client))
     }
 
     fn permit(self: &Arc<Self>, client: IpAddr, connection: &AbortHandle) -> Option<ConnectionPermit> {
