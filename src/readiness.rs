@@ -1,7 +1,7 @@
 //! What keeps sync from its work at present: `/ready` shows it.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -134,17 +134,24 @@ impl Readiness {
         notes.into_iter().flatten().collect()
     }
 
-    /// Returns the notes about the sources of names that can't be read, or, without a reason, about this source, which
-    /// isn't listed.
+    /// Returns the notes about the sources of names that can't be read, and about those of `unlisted` that have no other
+    /// note.
     #[must_use]
-    pub fn of_sources(&self, unlisted: Option<&Source>) -> Vec<String> {
+    pub fn of_sources<'a>(&self, unlisted: impl IntoIterator<Item = &'a Source>) -> Vec<String> {
         let known = self.sources.lock();
         let mut by_source: BTreeMap<&Source, (String, usize)> = BTreeMap::new();
         for ((source, ..), why) in &*known {
             by_source.entry(source).or_insert_with(|| (why.clone(), 0)).1 += 1;
         }
-        let waiting = unlisted.filter(|source| !by_source.contains_key(&source.general()));
-        let waiting = waiting.map(|source| format!("the {} objects haven't been read yet", source.kind));
+        let waiting = unlisted.into_iter().filter(|source| match &source.cluster {
+            Some(cluster) => by_source.keys().all(|known| known.cluster.as_ref() != Some(cluster)),
+            None => !by_source.contains_key(&source.general()),
+        });
+        let waiting = waiting.map(|source| match &source.cluster {
+            Some(cluster) => format!("cluster {cluster} hasn't been read yet"),
+            None => format!("the {} objects haven't been read yet", source.kind),
+        });
+        let waiting: BTreeSet<String> = waiting.collect();
         let note = |(why, lists): (String, usize)| match lists {
             1 => why,
             more => format!("{why} (other such lists: {})", more - 1),
@@ -187,6 +194,13 @@ mod tests {
         assert_eq!(readiness.of_sources(waiting), [of_routes, "can't list Ingress"]);
         readiness.forget_source(&Source::GATEWAYS);
         assert_eq!(readiness.of_sources(None), ["can't list Ingress"]);
+        let of_west = |source: Source| Source { cluster: Some("west".into()), ..source };
+        let remote = [Source::SERVICES, Source::INGRESSES].map(of_west);
+        let unread = "cluster west hasn't been read yet";
+        assert_eq!(readiness.of_sources(&remote), ["can't list Ingress", unread]);
+        let why = "can't reach west".to_owned();
+        readiness.sources.lock().insert((remote[0].clone(), "Service", None), why);
+        assert_eq!(readiness.of_sources(&remote), ["can't list Ingress", "can't reach west"]);
     }
 
     #[test]

@@ -192,9 +192,12 @@ impl LinkReader {
         while !self.pending_remotes().is_empty() && Instant::now() < deadline {
             sleep(POLL_INTERVAL).await;
         }
-        for cluster in self.pending_remotes() {
-            let waited = READ_TIMEOUT.as_secs();
-            warn!("remote cluster {cluster} wasn't read within {waited} s: its names are missing");
+        let pending = self.pending_remotes();
+        let unread = self.store.unlisted_remotes().into_iter().filter_map(|source| source.cluster);
+        for cluster in unread.collect::<BTreeSet<_>>() {
+            let waited = format!(" within {} s", READ_TIMEOUT.as_secs());
+            let waited = if pending.contains(&cluster) { &waited } else { "" };
+            warn!("remote cluster {cluster} wasn't read{waited}: its names are missing");
         }
     }
 

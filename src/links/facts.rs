@@ -10,6 +10,7 @@ use super::age::age;
 use super::followers::{FollowerView, follower_view};
 use super::reasons::{Cause, Reasons};
 use super::view::{LinkView, ViewState, reasons_of, selected, view};
+use crate::dns::chain::server::MAX_LOOKUP_DEPTH;
 use crate::dns::plugins::lb_linker::failed_targets::{FailedTargetsGauge, UnresolvedTargets};
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
@@ -32,7 +33,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(180);
 /// The age in seconds from which a view has a notice while the API server can't be reached, and the step of the age that
 /// it shows.
 const NOTICE_STEP: u64 = 10;
-/// The maximum number of links that a chain of targets is followed through.
+/// The maximum number of links that a chain of targets is followed through, to find a circle.
 const MAX_CHAIN: usize = 16;
 
 const PLANNED: &str = "--sync plan writes nothing";
@@ -152,7 +153,7 @@ impl LinkFacts {
             )
         });
         let planned = self.only_plans.then(|| format!("{PLANNED}{OF_PLAN}"));
-        let of_sources = readiness.of_sources(None).into_iter();
+        let of_sources = readiness.of_sources(&self.store.unlisted_remotes()).into_iter();
         let of_view = readiness.of_view().into_iter().chain(of_sources).chain(readiness.of_statuses());
         let notices: Vec<String> =
             manifests.into_iter().chain(of_view).chain(of_removals).chain(planned).collect();
@@ -294,22 +295,37 @@ impl LinkFacts {
         link: &Arc<Link>,
         problems: &NameProblems,
     ) -> Option<(Cause, String)> {
-        let Ok(last) = last_of_chain(&self.store, link) else {
-            return Some((Cause::Circle, IN_A_CIRCLE.to_owned()));
+        let last = match last_of_chain(&self.store, link) {
+            Ok(last) => last,
+            Err(ChainError::Circle(_)) => return Some((Cause::Circle, IN_A_CIRCLE.to_owned())),
+            Err(ChainError::TooLong) => {
+                let why = format!(
+                    "its target needs more than {MAX_LOOKUP_DEPTH} look-ups, so DNS answers SERVFAIL"
+                );
+                return Some((Cause::Circle, why));
+            }
         };
         let Some(Target::Hostname(host)) = &last.target else { return None };
         let failure = problems.unresolved.of(&host.name())?;
         let cause = if failure.is_address { Cause::Unresolved } else { Cause::OtherRecords };
-        Some((cause, format!("its target can't be resolved: {}", failure.why)))
+        let why = format!("the last look-up of its target, at {:.0}, failed: {}", failure.at, failure.why);
+        Some((cause, why))
     }
+}
+
+/// Why DNS doesn't follow a chain of targets to its end.
+pub(super) enum ChainError {
+    /// It leads in a circle of these links.
+    Circle(Vec<ServiceKey>),
+    TooLong,
 }
 
 /// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of a
 /// link.
 ///
 /// # Errors
-/// The links of a circle, if the targets lead in one.
-pub(super) fn last_of_chain(store: &Store, link: &Arc<Link>) -> Result<Arc<Link>, Vec<ServiceKey>> {
+/// If DNS doesn't follow the chain to its end.
+pub(super) fn last_of_chain(store: &Store, link: &Arc<Link>) -> Result<Arc<Link>, ChainError> {
     let mut seen = vec![link.key.clone()];
     let mut next = Arc::clone(link);
     while let Some(Target::Hostname(host)) = &next.target
@@ -317,12 +333,14 @@ pub(super) fn last_of_chain(store: &Store, link: &Arc<Link>) -> Result<Arc<Link>
         && seen.len() <= MAX_CHAIN
     {
         if let Some(position) = seen.iter().position(|key| *key == owner.key) {
-            return Err(seen.split_off(position));
+            return Err(ChainError::Circle(seen.split_off(position)));
         }
         seen.push(owner.key.clone());
         next = owner;
     }
-    Ok(next)
+    // A hostname outside the zones is one more look-up.
+    let look_ups = seen.len() + usize::from(matches!(next.target, Some(Target::Hostname(_))));
+    if look_ups > MAX_LOOKUP_DEPTH { Err(ChainError::TooLong) } else { Ok(next) }
 }
 
 /// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 use tracing::warn;
 
-use super::facts::{IN_A_CIRCLE, last_of_chain};
+use super::facts::{ChainError, IN_A_CIRCLE, last_of_chain};
 use super::view::hidden_name;
 use crate::model::link::Link;
 use crate::model::service_key::ServiceKey;
@@ -71,9 +71,17 @@ impl Relations {
         if let Some(note) = self.new_hidden_name(&link) {
             self.tell(&link, Reason::Conflict, &note, is_news);
         }
-        match last_of_chain(&self.store, &link) {
-            Ok(_) => self.leave_circle(key),
-            Err(circle) => self.enter_circle(&link, circle, is_news),
+        match self.circle_of(&link) {
+            None => self.leave_circle(key),
+            Some(circle) => self.enter_circle(&link, circle, is_news),
+        }
+    }
+
+    /// Returns the links of the circle that the target of a link leads in.
+    fn circle_of(&self, link: &Arc<Link>) -> Option<Vec<ServiceKey>> {
+        match last_of_chain(&self.store, link) {
+            Err(ChainError::Circle(circle)) => Some(circle),
+            Ok(_) | Err(ChainError::TooLong) => None,
         }
     }
 
@@ -93,18 +101,28 @@ impl Relations {
         if self.circles.insert(link.key.clone(), first.clone()).as_ref() == Some(&first) {
             return;
         }
+        let is_known = self.circles.iter().any(|(key, known)| *known == first && *key != link.key);
         let named = circle.iter().take(MAX_NAMED).chain(circle.first().filter(|_| circle.len() <= MAX_NAMED));
         let named: Vec<String> = named.map(ToString::to_string).collect();
         let more = if circle.len() > MAX_NAMED { " → …" } else { "" };
         let note = format!("{IN_A_CIRCLE}: {}{more}", named.join(" → "));
-        // One report for all links of the circle.
+        // One line for all links of the circle, and an Event for each link whose target leads in it.
         self.circles.extend(circle.into_iter().map(|key| (key, first.clone())));
         self.tell(link, Reason::TargetCircle, &note, is_news);
+        if !is_news || is_known {
+            return;
+        }
+        for into in self.store.links().iter().filter(|into| into.key != link.key) {
+            if self.circle_of(into).is_some_and(|circle| circle.contains(&first)) {
+                self.circles.insert(into.key.clone(), first.clone());
+                self.link_reporter.recorder.about(into, Reason::TargetCircle, &note);
+            }
+        }
     }
 
     fn leave_circle(&mut self, key: &ServiceKey) {
         let Some(first) = self.circles.remove(key) else { return };
-        let lasts = self.store.get(&first).is_some_and(|link| last_of_chain(&self.store, &link).is_err());
+        let lasts = self.store.get(&first).is_some_and(|link| self.circle_of(&link).is_some());
         if !lasts {
             self.circles.retain(|_, known| *known != first);
         }
@@ -164,12 +182,12 @@ mod tests {
     }
 
     #[test]
-    fn circle_has_one_event_until_it_ends() {
+    fn each_link_of_a_circle_has_one_event_until_it_ends() {
         let mut relations = relations();
         assert_eq!(apply(&mut relations, "shop/a", "b.shop.lb.internal."), []);
         let closed = apply(&mut relations, "shop/b", "a.shop.lb.internal.");
         let note = format!("{IN_A_CIRCLE}: shop/b → shop/a → shop/b");
-        assert_eq!(closed, [(Reason::TargetCircle, note)]);
+        assert_eq!(closed, [(Reason::TargetCircle, note.clone()), (Reason::TargetCircle, note)]);
         assert_eq!(apply(&mut relations, "shop/b", "a-shop.lb.internal."), [], "it is the same circle");
         assert_eq!(apply(&mut relations, "shop/a", "b-shop.lb.internal."), []);
         let into = apply(&mut relations, "shop/c", "a.shop.lb.internal.");
@@ -178,7 +196,11 @@ mod tests {
         assert_eq!(relations.circles.len(), 2);
         assert_eq!(apply(&mut relations, "shop/a", "a.example."), []);
         assert!(relations.circles.is_empty());
-        assert_eq!(apply(&mut relations, "shop/a", "b.shop.lb.internal.").len(), 1);
+        assert_eq!(apply(&mut relations, "shop/d", "a.shop.lb.internal."), []);
+        let closed = apply(&mut relations, "shop/a", "b.shop.lb.internal.");
+        assert_eq!(closed.len(), 3, "also for the link that led into it before");
+        assert_eq!(relations.circles.len(), 3);
+        assert_eq!(apply(&mut relations, "shop/d", "b.shop.lb.internal."), [], "it is the same circle");
     }
 
     #[test]

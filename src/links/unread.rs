@@ -82,7 +82,9 @@ mod tests {
         {
             assert_eq!(of_link(None, service), *expected, "{service}");
         }
+        assert_eq!(facts.notice().as_deref(), Some("cluster west hasn't been read yet"));
         store.set_listed(&services_of("west"), &zones);
+        assert_eq!(facts.notice(), None);
         assert_eq!(of_link(None, "web"), None);
     }
 

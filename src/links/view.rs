@@ -14,7 +14,7 @@ use super::reasons::{Cause, Reasons};
 use crate::model::excerpt::{examples, sentence};
 use crate::model::link::{Link, LinkState};
 use crate::model::names;
-use crate::model::owner::Zone;
+use crate::model::owner::{Zone, object_of_target};
 use crate::store::Store;
 use crate::sync::source::service_links::dns_names;
 
@@ -237,7 +237,10 @@ fn taken_names(link: &Link, store: &Store) -> Option<String> {
     let asked = short.iter().cloned().chain(custom.map(ToString::to_string));
     let taken = asked.filter_map(|name| {
         let holder = owner_of(store, &name).filter(|holder| holder.key != link.key)?;
-        Some(format!("{name} belongs to link {}", holder.key))
+        Some(match holder.key.may_be_service() {
+            true => format!("{name} belongs to link {}", holder.key),
+            false => format!("{name} belongs to {}", object_of_target(&holder.key)),
+        })
     });
     let default = link.key.external_target();
     let is_free = link.lacks_its_external_target() && store.claimants(&default).is_empty();

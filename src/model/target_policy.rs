@@ -61,7 +61,8 @@ pub enum Denied {
     OwnName,
     /// A name in a zone of links that no object owns, outside the namespace's domain.
     #[error(
-        "it lies in lb-linker's own zone, belongs to no object, and isn't below {0}, the domain of its namespace"
+        "it lies in lb-linker's own zone and belongs to no object: such a target must be below {0}, the domain of its \
+         namespace"
     )]
     NoOwner(String),
     /// Not in `--target-domains`.

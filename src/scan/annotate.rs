@@ -54,14 +54,14 @@ pub async fn annotate(client: &Client, exact: &[ExactMatch], progress: impl Fn(&
     problems
 }
 
-/// Returns the objects that [`annotate`] changes, each with its kind.
+/// Returns the objects that [`annotate`] changes, each with its kind, in its order.
 #[must_use]
 pub fn changed_objects(exact: &[ExactMatch]) -> Vec<String> {
     let services = exact.iter().map(|it| format!("Service {}/{}", it.namespace, it.service));
     let targets = allow_from(exact)
         .into_iter()
         .map(|(key, grant)| format!("{} {key}", if grant.is_stable_name { "StableName" } else { "Service" }));
-    services.chain(targets).collect()
+    targets.chain(services).collect()
 }
 
 /// Adds namespaces to the annotation [`ALLOW_FROM`] of a load balancer. Returns the new value of the annotation.

@@ -9,6 +9,9 @@ use super::findings::{ExactMatch, RemoteLoadBalancer, Scan};
 use crate::links::table::columns;
 use crate::model::rejection::MAX_ENTRIES;
 
+const NOTHING_EXACT: &str =
+    "No ExternalName Service names exactly one load balancer of this cluster that it doesn't follow already.";
+
 /// A title, and the rows of a table without its head.
 type Section<'a> = (&'static str, Vec<Vec<Cow<'a, str>>>);
 
@@ -31,7 +34,7 @@ pub fn report(scan: &Scan) -> Vec<String> {
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        lines.push("No ExternalName Service names exactly one load balancer of this cluster.".to_owned());
+        lines.push(NOTHING_EXACT.to_owned());
     } else {
         lines.push(String::new());
         lines.push("The commands for it (or run this command with --apply):".to_owned());

@@ -94,6 +94,14 @@ impl Store {
         self.unlisted_of(zone, |listed, source| !is_in_force && listed.had(source, zone))
     }
 
+    /// Returns the sources of remote clusters whose names aren't all known.
+    #[must_use]
+    pub fn unlisted_remotes(&self) -> Vec<Source> {
+        let zones = self.zones();
+        let remote = zones.iter().filter(|zone| zone.cluster.is_some());
+        remote.flat_map(|zone| self.unlisted_sources(zone)).cloned().collect()
+    }
+
     fn unlisted_of<'a>(
         &self,
         zone: &'a Zone,

@@ -975,7 +975,7 @@ fn target_in_our_zone_needs_its_links_permission() {
         // No link has the name: only a Service in its namespace can ever have it.
         ("later.default.lb.internal", ""),
         ("a.later.Default.LB.internal", ""),
-        ("later.other.lb.internal", "belongs to no object, and isn't below default.lb.internal"),
+        ("later.other.lb.internal", "belongs to no object: such a target must be below default.lb.internal"),
         ("later-default.lb.internal", "belongs to no object"),
         ("default.lb.internal", "belongs to no object"),
         ("lb.internal", "belongs to no object"),

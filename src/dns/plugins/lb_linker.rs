@@ -264,7 +264,8 @@ impl Plugin for LbLinker {
         let is_reading = !self.store.is_known(Input::Services) && snapshot_links.is_none();
         let reading = self.readiness.list.load_full().filter(|_| is_reading);
         let reading = reading.map(|why| format!("the load balancers haven't been read yet: {why}"));
-        let unlisted = self.first_names.unlisted(&self.store);
+        let remotes = self.store.unlisted_remotes();
+        let unlisted = self.first_names.unlisted(&self.store).into_iter().chain(&remotes);
         let snapshot = snapshot_links.map(|snapshot_links| snapshot_links.to_string());
         let start = snapshot.or(reading);
         let manifests = self.readiness.manifests.load_full().map(|note| note.to_string());

@@ -395,7 +395,11 @@ async fn link_whose_target_cannot_be_resolved_is_unresolved() {
     let version = facts.version();
     fail(RecordType::HTTPS);
     assert_ne!(facts.version(), version, "watched lists are read again");
-    let why = |types| format!("its target can't be resolved: {types}: the upstream answers SERVFAIL");
+    let why = |types| {
+        let of_target = facts.failed_targets.as_ref().unwrap().unresolved();
+        let at = of_target.of(&Name::from_ascii("a.example.").unwrap()).unwrap().at;
+        format!("the last look-up of its target, at {at:.0}, failed: {types}: the upstream answers SERVFAIL")
+    };
     assert_eq!(shown(&facts), (ViewState::Degraded, why("HTTPS")), "addresses can be resolved");
     fail(RecordType::A);
     let shown: Vec<_> = facts.views(&LinkFilter::default()).into_iter().map(|link| link.state).collect();
@@ -404,6 +408,20 @@ async fn link_whose_target_cannot_be_resolved_is_unresolved() {
     let web = facts.views(&LinkFilter::default()).remove(1);
     let both = format!("{}; its external target doesn't exist", why("A, HTTPS"));
     assert_eq!((web.state, web.reason.as_deref()), (ViewState::Unresolved, Some(&*both)));
+}
+
+#[test]
+fn chain_with_more_look_ups_than_dns_does_is_unresolved() {
+    let names: Vec<[String; 2]> =
+        (0..9).map(|i| [format!("l{i}"), format!("l{}.shop.lb.internal.", i + 1)]).collect();
+    for (links, expected) in [(7, ViewState::Ready), (8, ViewState::Unresolved), (9, ViewState::Unresolved)] {
+        let mut chain: Vec<(&str, &str)> =
+            names.iter().take(links).map(|[name, host]| (&**name, &**host)).collect();
+        chain.last_mut().unwrap().1 = "a.example.";
+        let (state, reason) = shown(&facts(&chain));
+        assert_eq!(state, expected, "{links}: {reason}");
+        assert_eq!(reason.contains("more than 8 look-ups"), expected != ViewState::Ready, "{reason}");
+    }
 }
 
 #[test]

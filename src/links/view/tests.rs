@@ -7,6 +7,7 @@ use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::owner::{Claims, Owner, Source};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
 use crate::sync::source::service_links::{end_override, set_override};
@@ -139,6 +140,22 @@ fn name_of_another_link_is_left_out_and_reported() {
     let young = all(&store).into_iter().find(|link| link.service == "young").unwrap();
     let expected = "shop.lb.internal belongs to link shop/old";
     assert_eq!(state_and_reason(&young), (ViewState::Conflict, Some(expected.to_owned())));
+}
+
+#[test]
+fn name_of_an_ingress_is_reported_as_such() {
+    let sources = vec![Source::INGRESSES, Source::SERVICES];
+    let store = Store::new(OnGone::Kept).with_zones([Zone { sources, ..(&zone()).into() }]);
+    let owner = Owner { source: Source::INGRESSES, key: ServiceKey::new("shop", "x.lb.internal") };
+    let claims = Claims { created: 1, names: ["x.lb.internal".into()].into(), ..Claims::default() };
+    let link = Link::new(ServiceKey::new("shop", "i1.ingress"), "i1");
+    store.observe(&owner, &claims, &Arc::new(link), None);
+    let mut service =
+        ObservedService { created: Some(1_700_000_000), ..observed("a", "web", Some("c.example.")) };
+    service.annotations.hostnames = [Arc::from("x.lb.internal")].into();
+    store.apply(service);
+    let expected = "x.lb.internal belongs to Ingress shop/i1";
+    assert_eq!(state_and_reason(&all(&store)[0]), (ViewState::Conflict, Some(expected.to_owned())));
 }
 
 #[test]

@@ -147,8 +147,12 @@ The commands for it (or run this command with --apply):
 
 lb-linker needs the permissions of deploy/source/ to change these Services.";
     assert_eq!(report(&scan).join("\n"), expected);
-    assert_eq!(
-        report(&Scan::default()),
-        ["No ExternalName Service names exactly one load balancer of this cluster."]
-    );
+    assert_eq!(report(&Scan::default()), [NOTHING_EXACT]);
+}
+
+#[test]
+fn objects_are_named_in_the_order_of_their_changes() {
+    let found = [exact("shop", "a", "lb/x", true), exact("shop", "b", "lb/x", false)];
+    let changed = crate::scan::annotate::changed_objects(&found);
+    assert_eq!(changed, ["Service lb/x", "Service shop/a", "Service shop/b"]);
 }

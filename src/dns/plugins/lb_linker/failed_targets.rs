@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hickory_proto::rr::{Name, RecordType};
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 use prometheus::core::{Collector, Desc};
@@ -28,6 +29,8 @@ const MAX_LINES_PER_NAMESPACE: usize = 20;
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 const FORGET_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_FAILED_TARGETS: usize = 10_000;
+/// While look-ups go on to fail for the same reason, watched views are read again at most this often.
+const TELL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The gauge of failing targets, and the sets that count in it.
 #[derive(Clone, Debug)]
@@ -42,9 +45,9 @@ pub struct FailedTargetsGauge {
 /// A type whose last look-up has failed, and why.
 type FailedType = (RecordType, Box<str>);
 
-/// The failed types of each target, by the target's name in wire form.
+/// The failed types of each target, and the time of the last failure, by the target's name in wire form.
 #[derive(Debug, Default)]
-pub struct UnresolvedTargets(HashMap<Box<[u8]>, Vec<FailedType>>);
+pub struct UnresolvedTargets(HashMap<Box<[u8]>, (Timestamp, Vec<FailedType>)>);
 
 /// Why a target can't be resolved.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,6 +56,8 @@ pub struct TargetFailure {
     pub is_address: bool,
     /// The types and the reasons: `A, AAAA: the upstream answers SERVFAIL`.
     pub why: String,
+    /// The time of the last failure.
+    pub at: Timestamp,
 }
 
 impl UnresolvedTargets {
@@ -62,7 +67,8 @@ impl UnresolvedTargets {
         if self.0.is_empty() {
             return None;
         }
-        let mut failed: Vec<&FailedType> = self.0.get(&wire_name(host))?.iter().collect();
+        let (at, failed) = self.0.get(&wire_name(host))?;
+        let mut failed: Vec<&FailedType> = failed.iter().collect();
         failed.sort_by_key(|(qtype, _)| u16::from(*qtype));
         failed.dedup_by_key(|(qtype, _)| *qtype);
         let parts = failed.chunk_by(|(_, one), (_, other)| one == other).filter_map(|alike| {
@@ -70,7 +76,7 @@ impl UnresolvedTargets {
             Some(format!("{}: {}", types.join(", "), alike.first()?.1))
         });
         let why = parts.collect::<Vec<_>>().join("; ");
-        Some(TargetFailure { is_address: failed.iter().any(|(qtype, _)| qtype.is_ip_addr()), why })
+        Some(TargetFailure { is_address: failed.iter().any(|(qtype, _)| qtype.is_ip_addr()), why, at: *at })
     }
 }
 
@@ -90,7 +96,9 @@ impl FailedTargetsGauge {
         let mut unresolved = UnresolvedTargets::default();
         for set in self.current_sets() {
             for (key, target) in &set.state.lock().failing {
-                unresolved.0.entry(key.name().into()).or_default().push((key.qtype(), target.why.clone()));
+                let (at, types) = unresolved.0.entry(key.name().into()).or_default();
+                *at = target.at.max(*at);
+                types.push((key.qtype(), target.why.clone()));
             }
         }
         unresolved
@@ -153,8 +161,11 @@ struct FailureState {
 struct FailingTarget {
     /// The time of the last failed look-up.
     seen: Instant,
+    at: Timestamp,
     /// The reason of that failure.
     why: Box<str>,
+    /// When the version last changed for it.
+    told: Instant,
     /// Whether there is an answer, and the target policy denies all of it.
     is_denied: bool,
     log: Logged,
@@ -207,20 +218,26 @@ impl FailedTargets {
         let mut state = self.state.lock();
         let now = Instant::now();
         if let Some(target) = state.failing.get_mut(key) {
-            target.seen = now;
+            (target.seen, target.at) = (now, Timestamp::now());
             let why = why.to_string();
             if matches!(&target.log, Logged::NotWithin(other) if other.as_ref() != link) {
                 target.log = self.log_failure(link, question, &why);
             }
             // The addresses of a denied target may be others in each answer: the first reason stays.
-            if *target.why != *why && !(is_denied && target.is_denied) {
+            let is_new = *target.why != *why && !(is_denied && target.is_denied);
+            if is_new {
                 (target.why, target.is_denied) = (why.into(), is_denied);
+            }
+            if is_new || now.duration_since(target.told) >= TELL_INTERVAL {
+                target.told = now;
                 self.version.fetch_add(1, Ordering::Release);
             }
         } else if state.failing.len() < MAX_FAILED_TARGETS {
             let why = why.to_string();
             let log = self.log_failure(link, question, &why);
-            state.failing.insert(key.clone(), FailingTarget { seen: now, why: why.into(), is_denied, log });
+            let (why, at) = (why.into(), Timestamp::now());
+            let target = FailingTarget { seen: now, at, told: now, why, is_denied, log };
+            state.failing.insert(key.clone(), target);
             self.count(&mut state);
         }
         self.forget_old(&mut state, now);
@@ -405,6 +422,17 @@ mod tests {
         shown(&failing, aaaa, None);
         assert_eq!(shown(&failing, https, None), show(true, "A: y"));
         assert_eq!(failed_targets.unresolved().of(&Name::root()), None);
+        let (first, version) = (failed_targets.unresolved().of(&host).unwrap().at, failed_targets.version());
+        let fail_again = || {
+            let question = question(RecordType::A);
+            failing.mark_failed(None, &question.key(), &question, "y");
+        };
+        fail_again();
+        assert_ne!(failed_targets.unresolved().of(&host).unwrap().at, first);
+        assert_eq!(failed_targets.version(), version);
+        tokio::time::advance(TELL_INTERVAL).await;
+        fail_again();
+        assert_ne!(failed_targets.version(), version, "watched views are read again");
         tokio::time::advance(FORGET_AFTER).await;
         assert_eq!(failed_targets.unresolved().of(&host), None, "it isn't looked up any more");
     }

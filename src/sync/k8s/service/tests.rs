@@ -175,7 +175,7 @@ fn target_annotation_obeys_the_target_policy() {
             "the entry in annotation linker.hsj.com/target \"169.254.169.254\" isn't served",
         ),
         ("web.shop.svc.cluster.local", None, "\"web.shop.svc.cluster.local\" isn't served"),
-        ("web.bank.lb.internal", None, "isn't below shop.lb.internal"),
+        ("web.bank.lb.internal", None, "be below shop.lb.internal"),
         ("nonsense!", None, "neither a hostname nor an IPv4 or IPv6 address"),
         ("localhost", None, "\"localhost\" isn't served"),
         ("192.0.2.1,10.97.0.1", Some("192.0.2.1"), "denied network"),

@@ -161,7 +161,7 @@ fn target_annotation_takes_the_place_of_the_status() {
         ("169.254.169.254", "the entry in annotation linker.hsj.com/target \"169.254.169.254\" isn't served"),
         ("kubernetes.default.svc.cluster.local", "cluster's own domain"),
         ("app.shop.lb.internal", "so DNS would lead in a circle"),
-        ("x.bank.lb.internal", "isn't below shop.lb.internal"),
+        ("x.bank.lb.internal", "be below shop.lb.internal"),
         ("a_b:c", "neither a hostname nor an IPv4 or IPv6 address"),
     ] {
         let (target, unusable, _) = at(json!({"linker.hsj.com/target": value}));
@@ -207,7 +207,7 @@ fn target_policy_is_as_for_load_balancers() {
         (json!([{"ip": "169.254.169.254"}]), "none", "addresses are denied"),
         (json!([{"hostname": "kubernetes.default.svc.cluster.local"}]), "none", "cluster's own domain"),
         (json!([{"hostname": "app.shop.lb.internal"}]), "none", "so DNS would lead in a circle"),
-        (json!([{"hostname": "web.bank.lb.internal"}]), "none", "isn't below shop.lb.internal"),
+        (json!([{"hostname": "web.bank.lb.internal"}]), "none", "be below shop.lb.internal"),
         (json!([{"hostname": "web.shop.lb.internal"}]), "web.shop.lb.internal", ""),
     ] {
         let (_, target, unusable, link) = observed(&ingress("shop", &json!({}), &spec, &status), None);
