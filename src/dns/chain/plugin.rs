@@ -64,7 +64,7 @@ pub trait Plugin: Any + fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns whether the plugin reads [`Request::message`].
+    /// Returns whether the plugin reads `Request::message`.
     fn reads_messages(&self) -> bool {
         false
     }

@@ -1,6 +1,6 @@
 //! DNS over QUIC (RFC 9250), without 0-RTT.
 //!
-//! quinn has QUIC. The timeouts and limits are those of TCP; [`Activity`] has what they depend on.
+//! quinn has QUIC. The timeouts and limits are those of TCP; `Activity` has what they depend on.
 
 mod admission;
 mod connection;
