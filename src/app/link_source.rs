@@ -168,7 +168,7 @@ impl LinkSource {
             return Err(RunError::FollowersOfManifests);
         }
         let mut reader = Box::new(LinkReader::open_for_views(flags, reads_followers).await?);
-        // Another replica lets Services follow: those that it has never had to write are as they should be.
+        // Another replica lets Services follow: a Service that it has never had to write is as it should be.
         reader.facts.reads_followers &= !is_led;
         warn_of_foreign(foreign, &reader, "links");
         let changes = reader.store.subscribe();

@@ -9,6 +9,7 @@ pub mod encode;
 pub mod freshness;
 pub mod grpc;
 pub mod header;
+pub mod https;
 pub mod presentation;
 pub mod proxy_header;
 pub mod query;

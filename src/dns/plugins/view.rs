@@ -23,7 +23,7 @@
 //! the same *view*, lb-linker's own look-ups go there.
 //!
 //! A zone transfer comes from the block that has the query; NOTIFY is sent by each block for its own zones. NOTIFY that
-//! a server sends for a zone of *secondary* reaches only one block, the one that has it as a query: other blocks with
+//! a server sends for a zone of *secondary* reaches one block alone, to which a query would go: other blocks with
 //! this zone find a change when they ask after `refresh`.
 //!
 //! # Syntax

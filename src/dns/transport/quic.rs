@@ -24,12 +24,12 @@ use tokio_util::sync::CancellationToken;
 
 pub use admission::QuicLimits;
 use admission::{Admitted, Place};
-use stream::MAX_QUERY_BYTES;
 pub use stream::query_of;
 
 use super::activity::Activity;
 use super::tcp::ConnectionConfig;
 use super::tcp::connection::Connection;
+use super::tcp::framing::MAX_QUERY_BYTES;
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, bind_with};
 
@@ -182,7 +182,7 @@ impl Settings {
             .max_idle_timeout(idle)
             .max_concurrent_bidi_streams(config.quic_streams.into())
             .max_concurrent_uni_streams(VarInt::from_u32(0))
-            .stream_receive_window(VarInt::from_u32(2 + MAX_QUERY_BYTES))
+            .stream_receive_window(VarInt::from_u32(2 + u32::from(MAX_QUERY_BYTES)))
             .receive_window(VarInt::from_u32(WINDOW_BYTES))
             .send_window(SEND_WINDOW_BYTES)
             .datagram_receive_buffer_size(None)

@@ -2,7 +2,7 @@
 
 pub(super) mod connection;
 pub mod connection_limit;
-mod framing;
+pub(super) mod framing;
 mod http;
 pub(super) mod limits;
 mod proxied;

@@ -9,16 +9,10 @@ use hyper::{Method, Request, StatusCode, Uri, http};
 
 use super::endpoint::TlsClient;
 use crate::dns::message::freshness::reduce_ttls;
-use crate::dns::message::grpc;
+use crate::dns::message::{grpc, https};
 
-/// The path of requests unless the Corefile has one, as in CoreDNS.
-pub const DEFAULT_PATH: &str = "/dns-query";
-/// The maximum size of an answer in bytes, as by TCP (RFC 1035 section 4.2.2).
-const MAX_ANSWER_BYTES: usize = u16::MAX as usize;
 /// The maximum size of a body in bytes, which is larger by gRPC.
 pub(crate) const MAX_BODY_BYTES: usize = grpc::MAX_BODY_BYTES;
-/// The media type of a DNS message (RFC 8484 section 6).
-const DNS_MESSAGE: &str = "application/dns-message";
 /// The status of a gRPC call that has succeeded, and of one that has found nothing.
 const GRPC_OK: &str = "0";
 const GRPC_NOT_FOUND: &str = "5";
@@ -105,8 +99,8 @@ impl HttpRequests {
         let mut request = Request::builder().method(method).uri(uri.build()?);
         let media_type = match &self.format {
             HttpFormat::Dns { .. } => {
-                request = request.header(ACCEPT, DNS_MESSAGE);
-                DNS_MESSAGE
+                request = request.header(ACCEPT, https::MEDIA_TYPE);
+                https::MEDIA_TYPE
             }
             HttpFormat::Grpc => {
                 request = request.header(TE, "trailers");
@@ -127,7 +121,7 @@ impl HttpRequests {
         }
         let media_type = text(headers, CONTENT_TYPE).split(';').next().unwrap_or_default().trim();
         match &self.format {
-            HttpFormat::Dns { .. } if !media_type.eq_ignore_ascii_case(DNS_MESSAGE) => {
+            HttpFormat::Dns { .. } if !media_type.eq_ignore_ascii_case(https::MEDIA_TYPE) => {
                 Err(HttpRefusal::MediaType)
             }
             // A suffix, such as `+proto`, may follow.
@@ -153,7 +147,7 @@ impl HttpRequests {
         trailers: &HeaderMap,
     ) -> Result<Vec<u8>, HttpRefusal> {
         match &self.format {
-            HttpFormat::Dns { .. } if body.len() > MAX_ANSWER_BYTES => Err(HttpRefusal::TooLong),
+            HttpFormat::Dns { .. } if body.len() > https::MAX_MESSAGE_BYTES => Err(HttpRefusal::TooLong),
             HttpFormat::Dns { .. } => {
                 reduce_ttls(&mut body, age(text(headers, AGE)));
                 Ok(body)
@@ -215,7 +209,7 @@ mod tests {
             let (request, body) = requests(host, address, dns(false)).request(&[0, 1, 255]).unwrap();
             assert_eq!(request.uri(), &*format!("https://{authority}/a/b%20c"));
             let header = |name| request.headers()[name].to_str().unwrap();
-            assert_eq!([header(ACCEPT), header(CONTENT_TYPE)], [DNS_MESSAGE; 2]);
+            assert_eq!([header(ACCEPT), header(CONTENT_TYPE)], [https::MEDIA_TYPE; 2]);
             assert_eq!((request.method(), header(CONTENT_LENGTH)), (&Method::POST, "3"));
             assert_eq!((body.as_deref(), request.headers().len()), (Some(&[0, 1, 255][..]), 3));
             let (request, body) = requests(host, address, dns(true)).request(&[0, 1, 255]).unwrap();
@@ -243,7 +237,7 @@ mod tests {
     fn only_a_dns_message_with_status_200_is_an_answer() {
         let media_types = "the content type of the HTTP response isn't application/dns-message";
         let too_long = "the body of the HTTP response has more than 65,535 bytes";
-        let name = Some(DNS_MESSAGE);
+        let name = Some(https::MEDIA_TYPE);
         for (status, media_type, length, expected) in [
             (200, name, None, ""),
             (200, Some("Application/DNS-Message ; charset=x"), Some("65535"), ""),
@@ -262,8 +256,8 @@ mod tests {
         }
         let requests = requests(None, "192.0.2.1:443", dns(false));
         let message = |body| requests.message(&[0; 12], &HeaderMap::new(), body, &HeaderMap::new());
-        assert_eq!(message(vec![7; MAX_ANSWER_BYTES]), Ok(vec![7; MAX_ANSWER_BYTES]));
-        assert_eq!(message(vec![7; MAX_ANSWER_BYTES + 1]), Err(HttpRefusal::TooLong));
+        assert_eq!(message(vec![7; https::MAX_MESSAGE_BYTES]), Ok(vec![7; https::MAX_MESSAGE_BYTES]));
+        assert_eq!(message(vec![7; https::MAX_MESSAGE_BYTES + 1]), Err(HttpRefusal::TooLong));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub struct Follower {
     /// Whether lb-linker has written the Service.
     pub is_written: bool,
     pub state: FollowerState,
-    /// Which annotations beside the one that it follows by have no effect.
+    /// Which annotations beside `linker.hsj.com/source` have no effect.
     pub ignored: Option<String>,
 }
 

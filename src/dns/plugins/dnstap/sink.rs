@@ -113,7 +113,7 @@ impl<S: AsyncRead + AsyncWrite> Sink<S> {
         Ok(sink)
     }
 
-    /// Sends the messages of a queue until `stop` is cancelled, and then those that wait already.
+    /// Sends the messages of a queue until `stop` is cancelled, and then the messages that wait already.
     ///
     /// # Errors
     /// If the connection ends before.

@@ -333,7 +333,7 @@ impl<'a> Search<'a> {
         chain: &mut Vec<Name>,
         parts: &mut Vec<Part>,
     ) -> Result<(), Stop> {
-        // A name below the one that is asked for would be found again.
+        // A name below the queried name would be found again.
         if name.zone_of(&target) || chain.len() > MAX_CHAIN || chain.contains(&target) {
             return Ok(());
         }

@@ -419,8 +419,8 @@ impl Index {
         times.map_or(Duration::ZERO, |times| times.ends.saturating_duration_since(now))
     }
 
-    /// Returns leases whose times have to be read, at most `most`: those that aren't known, and those that seem to be
-    /// half over, the one that was read last at the end.
+    /// Returns leases whose times have to be read, at most `most`: leases with unknown times, and leases that seem
+    /// to be half over, the last read one at the end.
     #[must_use]
     pub fn leases_to_read(&self, now: Instant, most: usize) -> Vec<i64> {
         let is_due = |lease: &Lease| {

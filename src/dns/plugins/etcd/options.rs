@@ -3,6 +3,7 @@
 use axum::http::Uri;
 use secrecy::SecretString;
 
+use super::NAME;
 use super::answer::LeaseTtls;
 use super::client::{Credentials, Endpoint, PORT};
 use super::follow::Source;
@@ -13,7 +14,6 @@ use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::plugins::client_tls::ClientTls;
 use crate::dns::plugins::setup::Setup;
 
-const NAME: &str = "etcd";
 const KNOWN: [&str; 7] =
     ["credentials", "endpoint", "fallthrough", "max-lease-ttl", "min-lease-ttl", "path", "tls"];
 /// What CoreDNS has without an option.

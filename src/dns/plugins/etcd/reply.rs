@@ -8,6 +8,7 @@ use hickory_proto::op::{Query, ResponseCode};
 use hickory_proto::rr::{Name, Record, RecordType};
 use tokio::time::Instant;
 
+use super::NAME;
 use super::answer::{Answer, Outcome, Outside, Part, soa};
 use crate::dns::chain::plugin::{Next, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -15,7 +16,6 @@ use crate::dns::chain::server::Server;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::{OutdatedFlag, RestsOn, Validity};
 
-const NAME: &str = "etcd";
 /// How long an answer is reused whose TTL runs down with a lease.
 const RUNNING_DOWN: Duration = Duration::from_secs(1);
 

@@ -8,12 +8,12 @@ use rustls::pki_types::ServerName;
 
 use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Directive, Scheme, Token};
+use crate::dns::message::https;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::interfaces::is_own_listener;
 use crate::dns::plugins::client_tls::server_name;
 use crate::dns::plugins::setup::{BlockBuilder, Setup};
 use crate::dns::upstream::bootstrap::UpstreamAddr;
-use crate::dns::upstream::http::DEFAULT_PATH;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::dns::plugins) struct Destination {
@@ -118,7 +118,7 @@ fn url_path(path: &str, word: &Token) -> Result<String, CorefileError> {
             "{path:?} isn't a path such as /dns-query; it has no parameters, and doh_method GET adds the parameter dns"
         )));
     }
-    Ok(if path.is_empty() { DEFAULT_PATH } else { path }.to_owned())
+    Ok(if path.is_empty() { https::PATH } else { path }.to_owned())
 }
 
 impl Destination {

@@ -110,7 +110,7 @@ struct Subdivision<'a> {
     iso_code: &'a str,
 }
 
-/// What tells a file from the one that was at its path before.
+/// What tells a file from the file that was at its path before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
     device: u64,

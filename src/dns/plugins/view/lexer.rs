@@ -2,7 +2,7 @@
 
 use super::ExpressionError;
 
-/// The operators and brackets; of those that begin alike, the longest first.
+/// The operators and brackets; of several with the same beginning, the longest first.
 const SIGNS: [&str; 17] =
     ["==", "!=", "<=", ">=", "&&", "||", "<", ">", "!", "(", ")", "[", "]", ",", "?.", "??", "?"];
 const OPERATORS: &str = "== != < > <= >= && || ! in matches contains startsWith endsWith and ?:";
@@ -150,7 +150,7 @@ impl Lexer {
         number.and_then(character).ok_or_else(wrong)
     }
 
-    /// Reads this many digits behind those that make `first`.
+    /// Reads this many digits behind the digits that make `first`.
     fn digits(&mut self, first: u32, number: u32, radix: u32) -> Option<u32> {
         (0..number)
             .try_fold(first, |value, _| value.checked_mul(radix)?.checked_add(self.next()?.to_digit(radix)?))

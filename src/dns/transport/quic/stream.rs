@@ -14,10 +14,9 @@ use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::{has_option, is_query};
 use crate::dns::transport::activity::query::{Answer, NoAnswer, answer};
 use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::tcp::framing::MAX_QUERY_BYTES;
 use crate::dns::transport::tcp::limits::{TRANSFER_TIMEOUT, transfer_pause};
 
-/// The maximum size of a query in bytes, as by TCP.
-pub(super) const MAX_QUERY_BYTES: u32 = 4096;
 /// The EDNS option edns-tcp-keepalive (RFC 7828).
 const TCP_KEEPALIVE: u16 = 11;
 
@@ -148,7 +147,7 @@ async fn read_to_end(receiving: &mut RecvStream) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     loop {
         match receiving.read_chunk(usize::MAX, true).await {
-            Ok(Some(chunk)) if bytes.len() + chunk.bytes.len() > 2 + MAX_QUERY_BYTES as usize => {
+            Ok(Some(chunk)) if bytes.len() + chunk.bytes.len() > 2 + usize::from(MAX_QUERY_BYTES) => {
                 return Err(Failure::Stream(ErrorCode::ExcessiveLoad));
             }
             Ok(Some(chunk)) => bytes.extend_from_slice(&chunk.bytes),

@@ -269,7 +269,7 @@ impl Session {
     fn answer_known(&mut self) -> io::Result<Option<Unanswered>> {
         let client = unmapped(self.connection.client).ip();
         let (address, local) = (self.connection.client, self.connection.local);
-        let server = self.connection.handler.server.load_full();
+        let server = self.connection.handler.server.load();
         let now = Instant::now();
         let (mut answered, mut unanswered) = (0, None);
         with_thread_cache(|ThreadCache { response_cache, out }| {

@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 use crate::dns::transport::client_quota::QuotaGuard;
 
-const MAX_QUERY_BYTES: usize = 4096;
+/// The maximum size of a query in bytes, also by QUIC.
+pub(in crate::dns::transport) const MAX_QUERY_BYTES: u16 = 4096;
 const READ_BYTES: usize = 2048;
 /// The number of unwritten bytes from which no further answers are added to a client's output.
 const BATCH_BYTES: usize = 4096;
@@ -50,7 +51,7 @@ impl ReadBuffer {
     /// If the message is longer than the maximum.
     pub fn first(&self) -> io::Result<Option<&[u8]>> {
         let Some((rest, length)) = self.length() else { return Ok(None) };
-        if length > MAX_QUERY_BYTES {
+        if length > usize::from(MAX_QUERY_BYTES) {
             return Err(io::Error::other(format!("a query of {length} bytes is too long")));
         }
         Ok(rest.get(..length))
@@ -68,7 +69,8 @@ impl ReadBuffer {
 
     /// Returns whether there is a complete message, or one that exceeds the maximum.
     pub fn has_message(&self) -> bool {
-        self.length().is_some_and(|(rest, length)| rest.len() >= length || length > MAX_QUERY_BYTES)
+        let is_over = |length| length > usize::from(MAX_QUERY_BYTES);
+        self.length().is_some_and(|(rest, length)| rest.len() >= length || is_over(length))
     }
 
     /// Returns since when an incomplete message has been arriving; `None` if there is none.

@@ -9,8 +9,9 @@ use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TY
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::answer::{Body, ENDING, Refusal, answer_query, read_body};
-use super::request::{DNS_MESSAGE, MAX_QUERY_BYTES, QuerySource, query_source};
+use super::request::{QuerySource, query_source};
 use crate::dns::message::freshness::freshness;
+use crate::dns::message::https::{MAX_MESSAGE_BYTES, MEDIA_TYPE};
 use crate::dns::transport::activity::{Activity, OpenRequest};
 
 /// Answers a request.
@@ -36,7 +37,7 @@ pub(super) async fn respond(
     let headers = response.headers_mut();
     let bytes = match answered {
         Ok(bytes) => {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(DNS_MESSAGE));
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
             headers.insert(CACHE_CONTROL, cache_control(&bytes));
             bytes
         }
@@ -79,7 +80,7 @@ async fn answer(
 ) -> io::Result<Result<Vec<u8>, Refusal>> {
     let message = match source {
         Ok(QuerySource::Parameter(message)) => Ok(message),
-        Ok(QuerySource::Body(body)) => read_body(activity, open, body, MAX_QUERY_BYTES).await?,
+        Ok(QuerySource::Body(body)) => read_body(activity, open, body, MAX_MESSAGE_BYTES).await?,
         Err(refusal) => Err(refusal),
     };
     Ok(match message {

@@ -5,13 +5,7 @@ use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap};
 use hyper::{Method, Request, StatusCode, Version};
 
 use super::answer::{Refusal, media_type};
-
-/// The path, as in CoreDNS.
-const PATH: &str = "/dns-query";
-/// The media type of a DNS message (RFC 8484 section 6).
-pub(super) const DNS_MESSAGE: &str = "application/dns-message";
-/// The maximum size of a query in bytes, as by TCP (RFC 1035 section 4.2.2).
-pub(super) const MAX_QUERY_BYTES: usize = u16::MAX as usize;
+use crate::dns::message::https;
 
 /// Where the query of a request is.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,7 +22,7 @@ pub(super) fn query_source<B>(request: Request<B>) -> Result<QuerySource<B>, Ref
     if request.version() == Version::HTTP_11 && request.headers().get_all(HOST).iter().count() != 1 {
         return Err(Refusal::new(StatusCode::BAD_REQUEST, "HTTP/1.1 needs one header Host."));
     }
-    if request.uri().path() != PATH {
+    if request.uri().path() != https::PATH {
         return Err(Refusal::new(StatusCode::NOT_FOUND, "The path for DNS queries is /dns-query."));
     }
     match *request.method() {
@@ -54,14 +48,14 @@ fn parameter(query: &str) -> Result<Vec<u8>, Refusal> {
 }
 
 fn check_body(headers: &HeaderMap) -> Result<(), Refusal> {
-    if !media_type(headers).eq_ignore_ascii_case(DNS_MESSAGE) {
+    if !media_type(headers).eq_ignore_ascii_case(https::MEDIA_TYPE) {
         return Err(Refusal::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "The body has to be a DNS message, with the content type application/dns-message.",
         ));
     }
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|length| length > MAX_QUERY_BYTES as u64) {
+    if length.is_some_and(|length| length > https::MAX_MESSAGE_BYTES as u64) {
         return Err(Refusal::too_large());
     }
     Ok(())

@@ -13,10 +13,10 @@ use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::request::DNS_MESSAGE;
 use super::*;
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::grpc;
+use crate::dns::message::https::MEDIA_TYPE;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
@@ -92,7 +92,7 @@ async fn http2(client: DuplexStream) -> SendRequest<Full<Bytes>> {
 
 fn post(name: &str, id: u16) -> Request<Full<Bytes>> {
     let body = Full::new(query(name, id).into());
-    Request::post("http://dns.example/dns-query").header(CONTENT_TYPE, DNS_MESSAGE).body(body).unwrap()
+    Request::post("http://dns.example/dns-query").header(CONTENT_TYPE, MEDIA_TYPE).body(body).unwrap()
 }
 
 async fn ask(sender: &mut SendRequest<Full<Bytes>>, name: &str, id: u16) -> (HeaderMap, Message) {
@@ -115,7 +115,7 @@ async fn answers_have_the_id_and_a_lifetime_and_failures_none() {
             let (headers, answer) = ask(&mut sender, name, id).await;
             assert_eq!((answer.metadata.id, answer.metadata.response_code), (id, rcode), "{name}");
             let text = |name| headers[name].to_str().unwrap();
-            assert_eq!((text(CONTENT_TYPE), text(CACHE_CONTROL)), (DNS_MESSAGE, lifetime), "{name}");
+            assert_eq!((text(CONTENT_TYPE), text(CACHE_CONTROL)), (MEDIA_TYPE, lifetime), "{name}");
         }
     }
 }
