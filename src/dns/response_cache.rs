@@ -161,7 +161,7 @@ impl ResponseCache {
             return Err(Miss::NotCached);
         }
         let key = self.key.as_bytes();
-        let hash = self.hasher.hash_one((key, server));
+        let hash = self.hash(key, server);
         let set = &mut self.sets[set_index(hash, self.sets.len())];
         let is_it =
             |place: &&mut Option<Box<CacheSlot>>| place.as_ref().is_some_and(|e| e.is_of(key, server));
@@ -213,10 +213,12 @@ impl ResponseCache {
         };
         let weight = entry.weight();
         self.make_room(weight, now);
-        let hash = self.hasher.hash_one((&*entry.key, entry.wire_response.server));
-        let place = set_index(hash, self.sets.len());
+        let place = set_index(self.hash(&entry.key, entry.wire_response.server), self.sets.len());
         let set = &mut self.sets[place];
-        let is_same = |other: &CacheSlot| other.is_of(&entry.key, entry.wire_response.server);
+        let is_same = |other: &CacheSlot| {
+            other.key == entry.key
+                && place_of(other.wire_response.server) == place_of(entry.wire_response.server)
+        };
         let same = set.iter().position(|place| place.as_deref().is_some_and(is_same));
         let free = || set.iter().position(Option::is_none);
         let at = same.or_else(free).unwrap_or_else(|| {
@@ -233,6 +235,10 @@ impl ResponseCache {
         if let Some(mut replaced) = set[at].replace(Box::new(entry)) {
             replaced.report_hits(now);
         }
+    }
+
+    fn hash(&self, key: &[u8], server: u64) -> u64 {
+        self.hasher.hash_one((key, place_of(server)))
     }
 
     /// CLOCK eviction: removes answers that are invalid or have a clear used bit, until there is room. Clears the used
@@ -284,6 +290,12 @@ impl ResponseCache {
 #[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
 fn set_index(hash: u64, sets: usize) -> usize {
     hash as usize & (sets - 1)
+}
+
+/// Returns the part of a server's number that stays the same when the Corefile is reloaded.
+#[expect(clippy::cast_possible_truncation, reason = "it is the lowest 16 bits")]
+fn place_of(server: u64) -> u16 {
+    server as u16
 }
 
 /// Notes a query, and returns whether it was among the last ones already.

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -230,7 +231,7 @@ impl Server {
         let mut plugins = blocks.iter().flat_map(|(_, block)| &block.plugins);
         let reads_messages = plugins.any(|plugin| plugin.reads_messages());
         let debug = blocks.iter().any(|(_, block)| block.debug);
-        let number = new_number();
+        let number = new_number(&label);
         let unrouted_metrics = metrics.zone_metrics(&label, "dropped", "");
         let views = blocks.iter().map(|(_, block)| Some(block.view()?.0));
         let views: Vec<Option<Arc<str>>> = views.collect();
@@ -238,7 +239,8 @@ impl Server {
         let first = views.first().cloned().flatten();
         let only_view = first.filter(|first| views.iter().all(|view| view.as_ref() == Some(first)));
         let of_zone = |(zone, block): &(Name, Arc<ServerBlock>)| {
-            let number = if has_views { new_number() } else { number };
+            let view = || block.view().map(|(name, _)| name);
+            let number = if has_views { new_number(&(&label, zone, view())) } else { number };
             ServedZone::new(&label, zone, block, number, &metrics)
         };
         let all = blocks.iter().map(of_zone);
@@ -600,10 +602,13 @@ impl ServerBlock {
     }
 }
 
-/// Returns a number that it hasn't returned before.
-fn new_number() -> u64 {
+/// Returns a number that it hasn't returned before. Its lowest 16 bits depend on what has the number alone: after a reload
+/// they are the same, and new answers take the places of old ones in the response cache.
+fn new_number(of: &impl Hash) -> u64 {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
-    NUMBERS.fetch_add(1, Ordering::Relaxed)
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    NUMBERS.fetch_add(1, Ordering::Relaxed) << 16 | hasher.finish() & 0xffff
 }
 
 fn answer(request: &Request, outcome: PluginResult) -> Option<Reply> {

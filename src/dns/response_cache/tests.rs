@@ -344,8 +344,9 @@ async fn answers_are_not_reused_for_denied_clients() {
 
 #[tokio::test(start_paused = true)]
 async fn servers_that_share_a_cache_give_their_own_answers() {
-    let [mut one, mut other] = ["192.0.2.1", "192.0.2.2"].map(|target| {
-        let served = CachedServer::new("", "");
+    let [mut one, mut other] = [(53, "192.0.2.1"), (5300, "192.0.2.2")].map(|(port, target)| {
+        let text = format!("lb.internal:{port} {{\nlb_linker\n}}\n");
+        let served = CachedServer::of(&text, OnGone::Dropped, &["lb.internal."]);
         served.store.apply(link("web", target, None));
         served
     });
@@ -359,6 +360,25 @@ async fn servers_that_share_a_cache_give_their_own_answers() {
     assert_eq!(other.cached_answer(&question, from), Some(second));
     std::mem::swap(&mut one.response_cache, &mut other.response_cache);
     assert_eq!(one.cached_answer(&question, from), Some(first));
+}
+
+#[tokio::test]
+async fn answers_from_before_a_reload_are_replaced() {
+    for text in ["a.test {\nhosts {\n192.0.2.1 a.test\n}\n}", VIEWS] {
+        let from = client("10.1.0.1");
+        let questions = [RecordType::A, RecordType::AAAA].map(|qtype| question(7, "a.test.", qtype, None, 0));
+        let mut server = CachedServer::of(text, OnGone::Dropped, &[]);
+        for _ in 0..10 {
+            let response_cache = std::mem::replace(&mut server.response_cache, ResponseCache::new(CAPACITY));
+            server = CachedServer { response_cache, ..CachedServer::of(text, OnGone::Dropped, &[]) };
+            for question in &questions {
+                assert_eq!(server.cached_answer(question, from), None, "it is of the former server");
+                let fresh = server.fresh_answer(question, from).await;
+                assert_eq!(server.cached_answer(question, from), Some(fresh));
+            }
+        }
+        assert_eq!(server.response_cache.sets.iter().flatten().flatten().count(), questions.len());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -25,7 +25,8 @@ pub struct WireResponse {
     pub bytes: Box<[u8]>,
     /// The conditions and side effects of a reuse.
     pub validity: Validity,
-    /// The number of the server that gave the answer or, if it has views, of the block.
+    /// The number of the server that gave the answer or, if it has views, of the block. The lowest 16 bits stay the same
+    /// when the Corefile is reloaded.
     pub server: u64,
     /// Whether the answer, except the question section, is independent of the case of the question's name. Otherwise it
     /// is only valid for the name in lower case.
