@@ -88,6 +88,7 @@ use crate::dns::chain::request::Request;
 use crate::dns::chain::server::AccessRule;
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::ede::Ede;
+use crate::dns::message::presentation::lower_name_text;
 use crate::dns::message::reply::Reply;
 use crate::dns::message::tsig::{
     Algorithm, CheckedRequest, TsigError, TsigKeys, check_request, is_signed, now,
@@ -102,6 +103,7 @@ struct Tsig {
     types: Required<RecordType>,
     opcodes: Required<OpCode>,
     refused: RefusalLog,
+    refused_unsigned: RefusalLog,
     /// Whether the log has the warning about hmac-sha1.
     has_warned: AtomicBool,
 }
@@ -163,6 +165,20 @@ impl Tsig {
         reply
     }
 
+    /// Returns the reply to a request that lacks a signature.
+    fn refuse_unsigned(&self, request: &Request) -> Reply {
+        if let Some(number) = self.refused_unsigned.count() {
+            warn!(
+                "refused {} {} of client {}: it isn't signed, as `require` or `require_opcode` demands; such requests \
+                 since the last line: {number}",
+                request.query.query_type(),
+                lower_name_text(request.query.name()),
+                request.client.ip()
+            );
+        }
+        Reply { ede: Some(Ede::UNSIGNED), ..refusal(request, NAME) }
+    }
+
     fn warn_of_sha1(&self, request: &Request) {
         let is_sha1 =
             request.signer.as_ref().is_some_and(|signer| signer.algorithm() == Some(Algorithm::Sha1));
@@ -193,12 +209,12 @@ impl Plugin for Tsig {
         // A look-up on behalf of a client: the block that has the client's query signs the reply.
         if request.depth > 0 {
             if is_required && !self.is_signed(request) {
-                return Ok(unsigned(request));
+                return Ok(self.refuse_unsigned(request));
             }
             return next.serve(request).await;
         }
         let Some(checked) = self.checked(request) else {
-            return if is_required { Ok(unsigned(request)) } else { next.serve(request).await };
+            return if is_required { Ok(self.refuse_unsigned(request)) } else { next.serve(request).await };
         };
         request.signer = checked.signer.map(Box::new);
         if let Err(error) = checked.outcome {
@@ -211,11 +227,6 @@ impl Plugin for Tsig {
         reply.validity = None;
         Ok(reply)
     }
-}
-
-/// Returns the reply to a request that lacks a signature.
-fn unsigned(request: &Request) -> Reply {
-    Reply { ede: Some(Ede::UNSIGNED), ..refusal(request, NAME) }
 }
 
 impl AccessRule for Tsig {

@@ -31,8 +31,8 @@
 //! Syntax: `view NAME`, and in braces lines with `expr EXPRESSION`. **EXPRESSION** is a subset of the language of
 //! [expr](https://expr-lang.org/docs/language-definition), with 10000 bytes and 64 levels of nesting at most:
 //!
-//! - strings in `'`, `"` or `` ` ``, with escapes such as `\\` and `\u00e9`, but not in `` ` ``; whole numbers such as
-//!   53 or 0x35; `true` and `false`
+//! - strings in `'` or `` ` ``, with escapes such as `\\` and `\u00e9`, but not in `` ` ``; also in `"`, but the Corefile
+//!   removes `"` unless it is written `\"` in a word in quotes; whole numbers such as 53 or 0x35; `true` and `false`
 //! - `==` and `!=` between values of one type, `<`, `>`, `<=` and `>=` between strings or numbers
 //! - `&&` or `and`, `||` or `or`, `!` or `not`, `CONDITION ? VALUE : VALUE`, and parentheses
 //! - `in` with a list, as in `type() in ['A', 'AAAA']`; `not in` negates it, as `not` does with the words below

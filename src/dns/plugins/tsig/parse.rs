@@ -58,6 +58,7 @@ pub(super) fn plugin(setup: &mut Setup<'_>) -> Result<Tsig, CorefileError> {
         types: types.unwrap_or(Required::Only(Vec::new())),
         opcodes: opcodes.unwrap_or(Required::Only(Vec::new())),
         refused: RefusalLog::default(),
+        refused_unsigned: RefusalLog::default(),
         has_warned: AtomicBool::new(false),
     })
 }

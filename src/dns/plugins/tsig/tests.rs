@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
+use tracing::Level;
 
 use super::*;
+use crate::captured_log::CapturedLog;
 use crate::dns::chain::handler::{EncodedReply, Handler};
 use crate::dns::message::tsig::{Key, ReplyChecker};
 use crate::dns::net::Protocol;
@@ -241,7 +243,10 @@ async fn target_of_a_link_needs_the_signature_of_its_block() {
 #[tokio::test]
 async fn own_look_ups_need_no_signature() {
     let context = TestServer::block(&format!("tsig {{\n{KEY}\nrequire all\n}}\n{ANSWER}"));
+    let (log, _guard) = CapturedLog::start(Level::WARN);
     assert_eq!(context.ask("a. A").await, "REFUSED | | |");
+    let line = "refused A a. of client ";
+    assert!(log.text().contains(line), "{}", log.text());
     let mut own = context.server.internal_request(context.request("a. A").query);
     let reply = crate::dns::chain::server::Server::serve(&mut own).await.unwrap();
     assert_eq!(reply.records.answers.len(), 1);

@@ -81,7 +81,7 @@ impl Lexer {
         let at = self.at;
         let text = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_');
         if self.peek() == Some('.') {
-            return Err(unsupported(at, "a number with a point"));
+            return Err(unsupported(at, "a number with a point (an address stands in single quotes)"));
         }
         let digits = text.replace('_', "").to_ascii_lowercase();
         let (digits, radix) = match digits.get(..2) {
