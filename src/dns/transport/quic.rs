@@ -26,10 +26,9 @@ pub use admission::QuicLimits;
 use admission::{Admitted, Place};
 pub use stream::query_of;
 
-use super::activity::Activity;
-use super::tcp::ConnectionConfig;
-use super::tcp::connection::Connection;
-use super::tcp::framing::MAX_QUERY_BYTES;
+use super::connections::activity::Activity;
+use super::connections::limits::MAX_QUERY_BYTES;
+use super::connections::{Connection, ConnectionConfig};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, bind_with};
 

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::dns::net::unmapped;
 use crate::dns::transport::client_quota::{ClientQuota, QuotaGuard, SharedGuard};
-use crate::dns::transport::tcp::connection_limit::{ConnectionLimiter, ConnectionPermit};
+use crate::dns::transport::connections::connection_limit::{ConnectionLimiter, ConnectionPermit};
 
 /// The maximum number of connections: with hostile clients each takes up to 200 KiB of memory. A client may have half.
 const MAX_CONNECTIONS: usize = 1000;

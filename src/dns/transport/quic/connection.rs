@@ -15,8 +15,8 @@ use tracing::debug;
 
 use super::admission::CountedAtEnd;
 use super::stream::{ErrorCode, count_bytes, serve_stream};
-use crate::dns::transport::activity::{Activity, Step};
 use crate::dns::transport::client_quota::SharedGuard;
+use crate::dns::transport::connections::activity::{Activity, Step};
 
 /// Serves a connection until the client or the stop ends it, it has been idle too long, or its last allowed query is
 /// answered.

@@ -17,8 +17,8 @@ use super::*;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
-use crate::dns::transport::tcp::ConnectionLimits;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
+use crate::dns::transport::connections::ConnectionLimits;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::tls::{ClientAuth, Pem, config, quic_acceptor};
 use crate::store::{Input, OnGone, Store};
 

@@ -1,18 +1,20 @@
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use futures::future::Abortable;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
+use crate::dns::chain::handler::Handler;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::response_cache::key::WireKey;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::metrics::TransportMetrics;
 use crate::dns::transport::tcp::connection::*;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::store::{Input, OnGone, Store};
 
 const IDLE: Duration = Duration::from_secs(30);

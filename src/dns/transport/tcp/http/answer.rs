@@ -14,8 +14,8 @@ use hyper::header::{CONTENT_TYPE, HeaderMap};
 use tokio::time::timeout;
 
 use crate::dns::message::header::is_query;
-use crate::dns::transport::activity::query::{self, NoAnswer};
-use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::activity::query::{self, NoAnswer};
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
 
 /// The size of a body in bytes up to which it needs no quota.
 const SMALL_BODY_BYTES: usize = 4096;

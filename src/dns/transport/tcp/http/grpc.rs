@@ -13,7 +13,7 @@ use super::answer::{Body, ENDING, Refusal, answer_query, media_type, read_body};
 use crate::dns::message::grpc::{
     GrpcError, MAX_BODY_BYTES, MEDIA_TYPE, PATH, STATUS, STATUS_MESSAGE, decode, encode,
 };
-use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
 
 /// The header field with the compressions of messages that a server knows.
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";

@@ -12,7 +12,7 @@ use super::answer::{Body, ENDING, Refusal, answer_query, read_body};
 use super::request::{QuerySource, query_source};
 use crate::dns::message::freshness::freshness;
 use crate::dns::message::https::{MAX_MESSAGE_BYTES, MEDIA_TYPE};
-use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
 
 /// Answers a request.
 ///

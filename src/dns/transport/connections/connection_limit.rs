@@ -133,7 +133,7 @@ impl ConnectionLimiter {
         self.frames.of(unmapped(client).ip())
     }
 
-    pub(super) fn count_refused_header(&self, sender: SocketAddr, why: &io::Error) {
+    pub(in crate::dns::transport) fn count_refused_header(&self, sender: SocketAddr, why: &io::Error) {
         self.metrics.refused_header(sender, why);
     }
 

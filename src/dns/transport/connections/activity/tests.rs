@@ -5,8 +5,8 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::metrics::TransportMetrics;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::store::{OnGone, Store};
 
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
