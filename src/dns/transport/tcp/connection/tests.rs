@@ -326,7 +326,7 @@ async fn waiting_queries_do_not_delay_known_answers() {
         assert_eq!(answer.queries.len(), 1);
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
-    assert_eq!(metrics.tcp_busy.get(), 2);
+    assert_eq!(metrics.connections_busy.get(), 2);
     // The first `max` queries keep waiting, and are answered in the end.
     client.shutdown().await.unwrap();
     for _ in 0..max {
@@ -425,7 +425,10 @@ async fn answers_without_quota_are_limited_by_the_unread_bytes() {
         session.answered(small()).unwrap();
     }
     assert!(session.answered(small()).is_err());
-    assert_eq!(session.connection.handler.metrics.group::<TransportMetrics>().unwrap().tcp_unread.get(), 1);
+    assert_eq!(
+        session.connection.handler.metrics.group::<TransportMetrics>().unwrap().connections_unread.get(),
+        1
+    );
 }
 
 #[tokio::test(start_paused = true)]
