@@ -141,10 +141,6 @@ impl ConnectionLimiter {
         self.metrics.connections_busy.inc();
     }
 
-    pub(in crate::dns::transport) fn count_refused(&self) {
-        self.metrics.connections_refused.inc();
-    }
-
     /// Returns a permit for a new connection, and the registration by which an eviction aborts its task. If there are
     /// too many connections, the connection that has been idle longest is evicted (RFC 7766 section 6.2.3). Returns
     /// `None` if the client has too many connections, or if there are too many and none is idle.
