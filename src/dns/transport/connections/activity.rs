@@ -73,7 +73,9 @@ struct State {
     extra_bytes: usize,
     /// The bytes sent by QUIC so far.
     sent_bytes: usize,
-    /// The share of the memory for frames, or for unfinished streams.
+    /// The share of the memory for frames, or for unfinished streams. They are counted in two ways: the table of header
+    /// fields of HTTP/2 keeps frames of requests that are long answered, so that all received bytes count; quinn frees
+    /// the packets of a finished stream, so that only unfinished streams count.
     kept: SharedGuard,
     /// The streams of QUIC whose query isn't complete: quinn keeps the packets of their bytes.
     unfinished: usize,

@@ -1,5 +1,5 @@
-//! The response cache of a thread for TCP, TLS, HTTPS, gRPC and QUIC. Any thread of the runtime may serve a connection, and
-//! no thread waits for another thread's cache.
+//! The response cache of a thread for TCP, TLS, HTTPS, gRPC and QUIC. Any thread of the runtime may serve a
+//! connection, and no thread waits for another thread's cache.
 
 use std::cell::RefCell;
 use std::thread::available_parallelism;
