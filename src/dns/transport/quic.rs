@@ -4,6 +4,7 @@
 
 mod admission;
 mod connection;
+mod connection_ids;
 mod stream;
 mod tasks;
 
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use admission::QuicLimits;
 use admission::{Admitted, ClosedAtEnd};
+use connection_ids::ConnectionIds;
 pub use stream::query_of;
 use tasks::Tasks;
 
@@ -89,7 +91,7 @@ pub async fn serve(
     let options = socket.try_clone()?;
     let tasks = Arc::new(Tasks::default());
     let mut config = EndpointConfig::default();
-    config.supported_versions(vec![VERSION]);
+    config.supported_versions(vec![VERSION]).cid_generator(|| Box::new(ConnectionIds));
     let runtime = Arc::clone(&tasks);
     let endpoint = Endpoint::new(config, Some(settings.server.clone()), socket, runtime)?;
     // quinn turns this on, and keeps packets that were received together in one allocation: a part of one packet would
