@@ -10,3 +10,4 @@ pub(crate) mod request;
 pub mod server;
 pub mod target_check;
 pub mod zone_state;
+mod zone_table;

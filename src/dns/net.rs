@@ -64,9 +64,9 @@ pub(crate) fn max_files() -> usize {
 pub(crate) const RECOMMENDED_FILE_LIMIT: usize = 3400;
 
 /// Returns a percentage of the limit of open files, at least 1. Sockets to upstreams have 60 %
-/// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::tcp`]), and each HTTP listener 2 %
-/// ([`crate::dns::server::probes`]): with `/metrics`, `/health`, `/ready` and the status page 8 %. The rest is for
-/// listeners, the API server and files.
+/// ([`crate::dns::upstream`]), clients' connections 30 % ([`crate::dns::transport::connections`]), and each HTTP
+/// listener 2 % ([`crate::dns::server::probes`]): with `/metrics`, `/health`, `/ready` and the status page 8 %. The rest
+/// is for listeners, the API server and files.
 pub(crate) fn percent_of_file_limit(percent: usize) -> usize {
     percent_of(max_files(), percent)
 }

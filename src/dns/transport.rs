@@ -1,10 +1,9 @@
 //! The transports: UDP, TCP, TLS, HTTPS, gRPC and QUIC.
 
-mod activity;
 pub(crate) mod client_quota;
+pub mod connections;
 pub mod metrics;
 pub mod quic;
 pub mod tcp;
-mod thread_cache;
 pub mod tls;
 pub mod udp;

@@ -118,7 +118,7 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
     let _newcomer = connect_and_query(client(11), to).await;
     let tcp = start.elapsed();
     let most = linker.memory("VmHWM");
-    let evicted = linker.metric("lb_linker_dns_tcp_evicted_total").unwrap();
+    let evicted = linker.metric("lb_linker_dns_connections_evicted_total").unwrap();
     let took = begun.elapsed();
     let open = linker.metric("process_open_fds").unwrap();
     eprintln!(
@@ -130,7 +130,7 @@ async fn idle_and_half_sent_connections_lock_no_client_out() {
     // The connection that was idle longest is closed, and the newest connection stays. On a very slow machine the idle
     // timeout may close connections before any has to be evicted.
     assert!(evicted >= 1.0 || took > IDLE, "{evicted} in {took:?}");
-    assert_eq!(linker.metric("lb_linker_dns_tcp_refused_total"), Some(0.0));
+    assert_eq!(linker.metric("lb_linker_dns_connections_refused_total"), Some(0.0));
     if evicted > 0.0 {
         linker.line(TOO_MANY).await;
     }
@@ -159,7 +159,7 @@ async fn client_has_at_most_1000_connections() {
     for _ in 0..3 {
         wait_for_close(&mut connect(client(20), linker.dns).await).await;
     }
-    linker.counts("lb_linker_dns_tcp_refused_total", 3.0).await;
+    linker.counts("lb_linker_dns_connections_refused_total", 3.0).await;
     // The three refused connections cause a single log line.
     linker.line(TOO_MANY).await;
     assert_eq!(linker.logged(TOO_MANY), 1);
@@ -257,6 +257,6 @@ async fn unread_answers_that_waited_take_bounded_memory() {
         unread.len()
     );
     assert!(most < MAX_RESIDENT, "{most} KiB");
-    assert!(linker.metric("lb_linker_dns_tcp_unread_total") > Some(0.0));
+    assert!(linker.metric("lb_linker_dns_connections_unread_total") > Some(0.0));
     ask_udp(linker.dns, &query(QUESTION)).await;
 }

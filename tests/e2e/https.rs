@@ -319,7 +319,7 @@ async fn unfinished_requests(site: Site) {
         crowd.push(stream);
     }
     site.check("many unfinished requests").await;
-    let evicted = site.linker.metric("lb_linker_dns_tcp_evicted_total").unwrap();
+    let evicted = site.linker.metric("lb_linker_dns_connections_evicted_total").unwrap();
     // Some may have ended by their timeout before.
     assert!(evicted > 0.0, "{evicted}");
     let protocol = if site.is_grpc { "gRPC" } else { "HTTPS" };
@@ -455,7 +455,7 @@ async fn clients_that_do_not_read(site: Site) {
     for stream in &mut crowd {
         goaway(stream).await;
     }
-    assert!(site.linker.metric("lb_linker_dns_tcp_unread_total").unwrap() > 0.0);
+    assert!(site.linker.metric("lb_linker_dns_connections_unread_total").unwrap() > 0.0);
     // The window is open, and the client doesn't read.
     let mut stream = site.connect().await;
     let asked = format!("GET {} HTTP/1.1\r\nHost: x\r\n\r\n", path("big.test. TXT"));

@@ -162,7 +162,7 @@ async fn handshakes_that_never_finish_lock_no_client_out() {
         source.send_to(&first[..length], site.quic).unwrap();
     }
     site.check("handshakes that never finish").await;
-    assert_eq!(site.linker.metric("lb_linker_dns_tcp_evicted_total"), Some(0.0));
+    assert_eq!(site.linker.metric("lb_linker_dns_connections_evicted_total"), Some(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -239,7 +239,7 @@ async fn quic_clients_that_do_not_read_are_disconnected() {
     for (connection, _) in &crowd {
         assert_eq!(error_code(connection).await, Some(4));
     }
-    assert!(site.linker.metric("lb_linker_dns_tcp_unread_total").unwrap() > 0.0);
+    assert!(site.linker.metric("lb_linker_dns_connections_unread_total").unwrap() > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

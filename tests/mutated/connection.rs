@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use lb_linker::dns::transport::connections::connection_limit::ConnectionLimiter;
+use lb_linker::dns::transport::connections::{ConnectionConfig, ConnectionLimits, HttpConfig};
 use lb_linker::dns::transport::tcp;
-use lb_linker::dns::transport::tcp::connection_limit::ConnectionLimiter;
-use lb_linker::dns::transport::tcp::{ConnectionConfig, ConnectionLimits, HttpConfig};
 use lb_linker::metrics::Metrics;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

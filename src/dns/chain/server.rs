@@ -2,14 +2,12 @@
 //! answers.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use hashbrown::DefaultHashBuilder;
 use hickory_proto::op::{Edns, Message, Metadata, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::opt::{EdnsCode, EdnsOption};
 use hickory_proto::rr::{DNSClass, Name, RecordType};
@@ -20,6 +18,7 @@ use super::metrics::{ServerMetrics, ZoneMetrics};
 use super::proxy_sources::ProxySources;
 use super::request::{INTERNAL_CLIENT, Purpose, Request};
 use super::zone_state::TransferredZone;
+use super::zone_table::ZoneTable;
 use crate::dns::chain::plugin::{ChainPlugin, Next, PluginError, PluginResult};
 use crate::dns::message::header::MAX_UDP;
 use crate::dns::message::query::{asks_about, is_never_answered, is_transfer, wire_name};
@@ -27,7 +26,6 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
-use crate::model::names;
 
 /// The maximum depth of nested look-ups: a longer chain of targets is a mistake or an attack.
 pub(crate) const MAX_LOOKUP_DEPTH: usize = 8;
@@ -44,11 +42,10 @@ pub struct Server {
     pub label: String,
     /// The same text for all servers with the same blocks: these servers may share cached answers of upstreams.
     pub group: String,
-    /// The blocks of each zone in their order, keyed by zone, in wire form without the root octet, in lower case.
-    blocks: HashMap<Box<[u8]>, Vec<ServedZone>, DefaultHashBuilder>,
-    /// The length of the longest key of `blocks`.
-    longest: usize,
-    /// The zones of links and of the cluster's own names of all blocks, in the form of the keys of `blocks`.
+    /// The blocks of each zone in their order.
+    blocks: ZoneTable<ServedZone>,
+    /// The zones of links and of the cluster's own names of all blocks, in wire form without the root octet, in lower
+    /// case.
     own_zones: Vec<Box<[u8]>>,
     has_views: bool,
     /// The view of all blocks; `None` if they have several views or none.
@@ -244,12 +241,8 @@ impl Server {
             ServedZone::new(&label, zone, block, number, &metrics)
         };
         let all = blocks.iter().map(of_zone);
-        let mut blocks: HashMap<Box<[u8]>, Vec<ServedZone>, _> = HashMap::default();
-        for served in all {
-            blocks.entry(wire_name(&served.zone)).or_default().push(served);
-        }
-        let longest = blocks.keys().map(|zone| zone.len()).max().unwrap_or_default();
-        let own_zones = blocks.values().flatten().flat_map(|ServedZone { block, .. }| {
+        let blocks = ZoneTable::new(all.map(|served| (wire_name(&served.zone), served)));
+        let own_zones = blocks.values().flat_map(|ServedZone { block, .. }| {
             block.link_zones.all().iter().chain(block.cluster_zones.all()).map(wire_name)
         });
         let mut own_zones: Vec<Box<[u8]>> = own_zones.collect();
@@ -259,7 +252,6 @@ impl Server {
             group: label.clone(),
             label,
             blocks,
-            longest,
             own_zones,
             has_views,
             only_view,
@@ -292,7 +284,7 @@ impl Server {
 
     /// Returns the blocks, each once for every zone.
     pub fn blocks(&self) -> impl Iterator<Item = (&Name, &Arc<ServerBlock>)> {
-        self.blocks.values().flatten().map(|served| (&served.zone, &served.block))
+        self.blocks.values().map(|served| (&served.zone, &served.block))
     }
 
     /// Answers a request with the blocks of its server; `None` if the client gets no reply.
@@ -517,7 +509,7 @@ impl Server {
 
     /// Returns whether a view decides on the block that answers a query.
     fn has_views_of(&self, query: &Query) -> bool {
-        let first = || self.find(query.name(), query.query_type(), |_| true);
+        let first = || self.blocks.find(query.name(), query.query_type(), |_| true);
         self.has_views && first().is_some_and(|served| served.view.is_some())
     }
 
@@ -525,7 +517,7 @@ impl Server {
     fn route(&self, request: &Request) -> Option<&ServedZone> {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         if request.chooses_view_by_client() {
-            return self.find(name, qtype, |served| served.admits(request));
+            return self.blocks.find(name, qtype, |served| served.admits(request));
         }
         self.find_in_view(name, qtype, request.view.as_deref())
     }
@@ -533,42 +525,7 @@ impl Server {
     /// Returns the block that answers a query in a view, or outside all views.
     fn find_in_view(&self, name: &Name, qtype: RecordType, view: Option<&str>) -> Option<&ServedZone> {
         let view = view.or(self.only_view.as_deref());
-        self.find(name, qtype, |served| served.is_in(view))
-    }
-
-    /// Returns the first suitable block with the longest zone that contains a name, but for the DS record of a zone
-    /// that of a zone above it.
-    fn find(
-        &self,
-        name: &Name,
-        qtype: RecordType,
-        is_suitable: impl Fn(&ServedZone) -> bool,
-    ) -> Option<&ServedZone> {
-        let length = if name.is_root() { 0 } else { name.len() };
-        let (mut left, mut wire) = (length, Vec::with_capacity(self.longest));
-        // The end of the name, no longer than the longest zone.
-        let end = name.iter().skip_while(|label| {
-            let is_too_long = left > self.longest;
-            left -= if is_too_long { 1 + label.len() } else { 0 };
-            is_too_long
-        });
-        names::push_labels(end, &mut wire);
-        let mut rest = &*wire;
-        let mut own = None;
-        loop {
-            let of_zone = self.blocks.get(rest);
-            if let Some(served) = of_zone.and_then(|all| all.iter().find(|served| is_suitable(served))) {
-                // RFC 4035 section 3.1.4.1: the parent zone answers for the DS record of a zone.
-                if qtype != RecordType::DS || rest.len() < length {
-                    return Some(served);
-                }
-                own = Some(served);
-            }
-            match rest.split_first() {
-                Some((length, labels)) => rest = labels.get(usize::from(*length)..)?,
-                None => return own,
-            }
-        }
+        self.blocks.find(name, qtype, |served| served.is_in(view))
     }
 
     fn refuse(&self, request: &Request, rcode: ResponseCode) -> Reply {

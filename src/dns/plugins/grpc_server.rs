@@ -44,7 +44,7 @@
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;
-use crate::dns::transport::tcp::MAX_GRPC_STREAMS;
+use crate::dns::transport::connections::MAX_GRPC_STREAMS;
 
 const NAME: &str = "grpc_server";
 const OPTIONS: [&str; 2] = ["max_connections", "max_streams"];

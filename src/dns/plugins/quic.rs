@@ -20,9 +20,8 @@
 //! connection that has been idle longest is closed, or the new one if none is idle. Beyond 64 handshakes with new
 //! addresses at once, at the maximum, and from an eighth of it for one address, clients first have to prove their
 //! address (Retry, RFC 9000 section 8.1), which takes a round trip: packets with forged addresses keep no client out
-//! and close no connection. A closed connection stays in memory for up to a minute, as the client wants: of a client's
-//! address, or of a /64 with IPv6, at most 32 while more than 1,000 connections are open or closed. An idle connection
-//! takes about 60 KiB of memory.
+//! and close no connection. A closed connection takes no place of an open one; it stays in memory for up to a minute,
+//! as the client wants, but not while 1,000 newer ones are closed. An idle connection takes about 60 KiB of memory.
 //!
 //! Differences from CoreDNS: answers aren't limited to the size that EDNS advertises, or to 512 bytes. Zones can be
 //! transferred. The answer waits for the end of the query's stream; CoreDNS answers before it, and ignores what

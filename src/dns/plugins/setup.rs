@@ -33,7 +33,7 @@ use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::tsig::TsigKeys;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::query_log::{LineFormat, LineQueue, QueryLog};
-use crate::dns::transport::tcp::Timeouts;
+use crate::dns::transport::connections::Timeouts;
 use crate::dns::upstream::socket_budget::SocketBudget;
 use crate::dns::upstream::stale_cache::StaleCaches;
 use crate::metrics::{MetricGroup, Metrics};

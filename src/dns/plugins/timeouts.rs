@@ -33,7 +33,7 @@ use std::time::Duration;
 use super::setup::Setup;
 use crate::dns::corefile::arguments::go_duration;
 use crate::dns::corefile::{CorefileError, Token};
-use crate::dns::transport::tcp::Timeouts;
+use crate::dns::transport::connections::Timeouts;
 
 const NAME: &str = "timeouts";
 const OPTIONS: [&str; 4] = ["read", "write", "idle", "maxtcpqueries"];

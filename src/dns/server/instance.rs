@@ -24,10 +24,10 @@ use crate::dns::plugins::setup::{
 use crate::dns::server::config::{BlockFingerprint, Configuration, ListenAddress, Listener};
 use crate::dns::server::error::ServerError;
 use crate::dns::server::invalidation::Servers;
+use crate::dns::transport::connections::ConnectionConfig;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::quic::{self, QuicLimits};
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
-use crate::dns::transport::tcp::{self, ConnectionConfig};
-use crate::dns::transport::udp;
+use crate::dns::transport::{tcp, udp};
 
 /// The running listeners and blocks of a configuration.
 pub(crate) struct Instance {

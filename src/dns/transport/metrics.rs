@@ -30,10 +30,10 @@ const REASONS: [&str; 4] = ["busy", "queue", "send", "unreachable"];
 
 #[derive(Debug)]
 pub struct TransportMetrics {
-    pub tcp_refused: IntCounter,
-    pub tcp_evicted: IntCounter,
-    pub tcp_busy: IntCounter,
-    pub tcp_unread: IntCounter,
+    pub connections_refused: IntCounter,
+    pub connections_evicted: IntCounter,
+    pub connections_busy: IntCounter,
+    pub connections_unread: IntCounter,
     /// UDP queries for which no kept answer was current.
     pub udp_computed: IntCounter,
     /// UDP queries that were dropped, by `reason`: see [`DropReason`].
@@ -73,21 +73,21 @@ impl MetricGroup for TransportMetrics {
              the kernel refused the answer (send), or the client is unreachable (unreachable).",
         );
         let metrics = Self {
-            tcp_refused: counter(
-                "lb_linker_dns_tcp_refused_total",
-                "TCP connections that were refused because there were too many.",
+            connections_refused: counter(
+                "lb_linker_dns_connections_refused_total",
+                "Connections by TCP or QUIC that were refused because there were too many.",
             )?,
-            tcp_evicted: counter(
-                "lb_linker_dns_tcp_evicted_total",
-                "Idle TCP connections that were closed because there were too many.",
+            connections_evicted: counter(
+                "lb_linker_dns_connections_evicted_total",
+                "Idle connections by TCP or QUIC that were closed because there were too many.",
             )?,
-            tcp_busy: counter(
-                "lb_linker_dns_tcp_busy_total",
-                "TCP queries that failed because too many wait for an upstream.",
+            connections_busy: counter(
+                "lb_linker_dns_connections_busy_total",
+                "Queries by TCP or QUIC that failed because too many wait for an upstream.",
             )?,
-            tcp_unread: counter(
-                "lb_linker_dns_tcp_unread_total",
-                "TCP connections that were closed because too many big answers aren't read.",
+            connections_unread: counter(
+                "lb_linker_dns_connections_unread_total",
+                "Connections by TCP or QUIC that were closed because too many big answers aren't read.",
             )?,
             udp_computed: counter(
                 "lb_linker_dns_udp_computed_total",

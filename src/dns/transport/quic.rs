@@ -4,7 +4,9 @@
 
 mod admission;
 mod connection;
+mod connection_ids;
 mod stream;
+mod tasks;
 
 use std::future::pending;
 use std::io;
@@ -16,20 +18,21 @@ use arc_swap::ArcSwap;
 use futures::future::Abortable;
 use nix::sys::socket::{setsockopt, sockopt};
 use quinn::crypto::rustls::QuicServerConfig;
-use quinn::{Endpoint, EndpointConfig, ServerConfig, TokioRuntime, TransportConfig, VarInt};
+use quinn::{Endpoint, EndpointConfig, ServerConfig, TransportConfig, VarInt};
 use socket2::{Domain, Socket, Type};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 pub use admission::QuicLimits;
-use admission::{Admitted, Place};
+use admission::{Admitted, ClosedAtEnd};
+use connection_ids::ConnectionIds;
 pub use stream::query_of;
+use tasks::Tasks;
 
-use super::activity::Activity;
-use super::tcp::ConnectionConfig;
-use super::tcp::connection::Connection;
-use super::tcp::framing::MAX_QUERY_BYTES;
+use super::connections::activity::Activity;
+use super::connections::limits::MAX_QUERY_BYTES;
+use super::connections::{Connection, ConnectionConfig};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::{Protocol, bind_with};
 
@@ -86,9 +89,10 @@ pub async fn serve(
 ) -> io::Result<()> {
     let mut settings = Settings::new(connection_config)?;
     let options = socket.try_clone()?;
-    let runtime = Arc::new(TokioRuntime);
+    let tasks = Arc::new(Tasks::default());
     let mut config = EndpointConfig::default();
-    config.supported_versions(vec![VERSION]);
+    config.supported_versions(vec![VERSION]).cid_generator(|| Box::new(ConnectionIds));
+    let runtime = Arc::clone(&tasks);
     let endpoint = Endpoint::new(config, Some(settings.server.clone()), socket, runtime)?;
     // quinn turns this on, and keeps packets that were received together in one allocation: a part of one packet would
     // keep 64 KiB. Old kernels don't have it.
@@ -103,18 +107,18 @@ pub async fn serve(
         };
         let incoming = incoming.ok_or_else(|| io::Error::other("the socket can't be read"))?;
         let (client, local) = (incoming.remote_address(), incoming.local_ip());
-        let Some(Admitted { incoming, permit, registration, share, closed, handshake }) =
-            limits.admit(incoming)
-        else {
+        let Some(Admitted { incoming, permit, registration, handshake }) = limits.admit(incoming) else {
             continue;
         };
         let config = settings.load()?;
-        let (limits, handler) = (config.limits, Arc::clone(&handler));
-        let connection = Connection { client, local, limits, handler, permit, stop: stop.clone() };
+        let (handler, stop) = (Arc::clone(&handler), stop.clone());
+        let connection =
+            Connection { client, local, limits: config.limits, handler, permit, stop: stop.clone() };
         let activity = Activity::new(connection, Protocol::Quic, false);
-        let server = settings.server_of(&config, Place::new(share, activity.kept(), closed.clone()));
-        let Ok(connecting) = incoming.accept_with(Arc::new(server)) else { continue };
-        let serving = connection::serve(connecting, activity, handshake, closed, stop.clone());
+        let server = Arc::new(settings.server_of(&config));
+        let Some((connecting, task)) = tasks.accept(incoming, server, activity.kept()) else { continue };
+        let closed = ClosedAtEnd { limits: Arc::clone(&limits), task };
+        let serving = connection::serve(connecting, activity, handshake, closed, stop);
         connections.spawn(Abortable::new(serving, registration));
     }
     // Packets of new clients are ignored: the clients send them again, perhaps to the next listener at this port.
@@ -174,8 +178,8 @@ impl Settings {
         Ok(config)
     }
 
-    /// Returns the settings of a connection, which keep its place.
-    fn server_of(&self, config: &ConnectionConfig, place: Place) -> ServerConfig {
+    /// Returns the settings of a connection.
+    fn server_of(&self, config: &ConnectionConfig) -> ServerConfig {
         let mut transport = TransportConfig::default();
         let idle = (config.limits.idle + MORE_THAN_IDLE).try_into().ok();
         transport
@@ -188,8 +192,7 @@ impl Settings {
             .datagram_receive_buffer_size(None)
             // Most answers fit the smallest packets. Probes of larger ones, and buffers for many, are of no use.
             .mtu_discovery_config(None)
-            .enable_segmentation_offload(false)
-            .congestion_controller_factory(Arc::new(place));
+            .enable_segmentation_offload(false);
         let mut server = self.server.clone();
         server.transport_config(Arc::new(transport));
         server

@@ -1,10 +1,8 @@
 //! DNS over TCP (RFC 7766), over TLS (RFC 7858), over HTTPS (RFC 8484) and over gRPC.
 
-pub(super) mod connection;
-pub mod connection_limit;
-pub(super) mod framing;
+mod connection;
+mod framing;
 mod http;
-pub(super) mod limits;
 mod proxied;
 
 use std::io;
@@ -13,10 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use connection::Connection;
-use connection_limit::ConnectionLimiter;
 use futures::future::Abortable;
-pub use limits::{ConnectionLimits, Timeouts};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,9 +20,11 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::connections::connection_limit::ConnectionLimiter;
+use super::connections::{Connection, ConnectionConfig, HttpConfig};
 use crate::dns::chain::handler::Handler;
 use crate::dns::chain::proxy_sources::ProxySources;
-use crate::dns::net::{ACCEPT_RETRY_PAUSE, Protocol, bind_with, is_fatal, is_out_of_resources};
+use crate::dns::net::{ACCEPT_RETRY_PAUSE, bind_with, is_fatal, is_out_of_resources};
 use crate::model::line_limit::LineLimit;
 
 /// The kernel's limit of connections that wait to be accepted.
@@ -35,59 +32,6 @@ const BACKLOG: i32 = 1024;
 /// The size of the kernel's buffers of a connection in bytes, which the kernel doubles. The default would allow
 /// megabytes for a client that sends without end or doesn't read.
 const KERNEL_BUFFER: usize = 16 << 10;
-
-/// The maximum number of connections of a listener for DNS over HTTPS or gRPC, as in CoreDNS.
-const DEFAULT_HTTP_CONNECTIONS: usize = 200;
-/// The maximum number of requests at a time on a connection of HTTP/2 for DNS over HTTPS (RFC 9113 section 5.1.2
-/// recommends 100 at least).
-const MAX_HTTPS_STREAMS: u32 = 100;
-/// The same for DNS over gRPC: CoreDNS's default. More could take too much memory.
-pub const MAX_GRPC_STREAMS: u32 = 256;
-
-#[derive(Clone, Default)]
-pub struct ConnectionConfig {
-    /// The TLS configuration; `None` for plain TCP or plain HTTP.
-    pub tls: Option<TlsAcceptor>,
-    pub limits: ConnectionLimits,
-    /// `None` for DNS over TCP, TLS or QUIC.
-    pub http: Option<HttpConfig>,
-    /// The maximum number of streams at a time on a connection for DNS over QUIC.
-    pub quic_streams: u32,
-}
-
-/// The settings of a listener for DNS over HTTPS or gRPC.
-#[derive(Clone, Copy, Debug)]
-pub struct HttpConfig {
-    /// HTTPS or gRPC.
-    protocol: Protocol,
-    max_connections: usize,
-    /// The maximum number of requests at a time on a connection of HTTP/2.
-    max_streams: u32,
-}
-
-impl HttpConfig {
-    /// Returns the settings for DNS over HTTPS.
-    #[must_use]
-    pub fn https(max_connections: Option<usize>) -> Self {
-        Self::new(Protocol::Https, max_connections, MAX_HTTPS_STREAMS)
-    }
-
-    /// Returns the settings for DNS over gRPC.
-    #[must_use]
-    pub fn grpc(max_connections: Option<usize>, max_streams: Option<u32>) -> Self {
-        Self::new(Protocol::Grpc, max_connections, max_streams.unwrap_or(MAX_GRPC_STREAMS))
-    }
-
-    fn new(protocol: Protocol, max_connections: Option<usize>, max_streams: u32) -> Self {
-        let max_connections = max_connections.unwrap_or(DEFAULT_HTTP_CONNECTIONS);
-        Self { protocol, max_connections, max_streams }
-    }
-
-    /// Returns the protocol in the log.
-    fn name(&self) -> &'static str {
-        if self.protocol == Protocol::Grpc { "gRPC" } else { "HTTPS" }
-    }
-}
 
 /// Opens a socket for DNS over TCP, TLS, HTTPS or gRPC, or for HTTP. `reuse_port` sets SO_REUSEPORT, so that the port
 /// can be shared with a listener of this process that is about to stop.

@@ -13,10 +13,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::admission::CountedAtEnd;
+use super::admission::ClosedAtEnd;
 use super::stream::{ErrorCode, count_bytes, serve_stream};
-use crate::dns::transport::activity::{Activity, Step};
-use crate::dns::transport::client_quota::SharedGuard;
+use crate::dns::transport::connections::activity::{Activity, Step};
 
 /// Serves a connection until the client or the stop ends it, it has been idle too long, or its last allowed query is
 /// answered.
@@ -24,7 +23,7 @@ pub(super) async fn serve(
     connecting: Connecting,
     activity: Arc<Activity>,
     handshake: Option<OwnedSemaphorePermit>,
-    closed: SharedGuard,
+    _closed: ClosedAtEnd,
     stop: CancellationToken,
 ) {
     let client = activity.client;
@@ -38,8 +37,6 @@ pub(super) async fn serve(
         Ok(Err(error)) => return debug!("QUIC: connection of {client}: {error}"),
         Err(_) => return debug!("QUIC: connection of {client}: the handshake takes too long"),
     };
-    // Forged addresses don't get here.
-    let _counted = CountedAtEnd(closed);
     match drive(&connection, &activity, &stop).await {
         Ok(code) => {
             if code != ErrorCode::NoError {

@@ -12,10 +12,9 @@ use tokio_util::sync::CancellationToken;
 use crate::dns::chain::handler::Handler;
 use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::{has_option, is_query};
-use crate::dns::transport::activity::query::{Answer, NoAnswer, answer};
-use crate::dns::transport::activity::{Activity, OpenRequest};
-use crate::dns::transport::tcp::framing::MAX_QUERY_BYTES;
-use crate::dns::transport::tcp::limits::{TRANSFER_TIMEOUT, transfer_pause};
+use crate::dns::transport::connections::activity::query::{Answer, NoAnswer, answer};
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::limits::{MAX_QUERY_BYTES, TRANSFER_TIMEOUT, transfer_pause};
 
 /// The EDNS option edns-tcp-keepalive (RFC 7828).
 const TCP_KEEPALIVE: u16 = 11;

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -15,17 +14,16 @@ use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::connection_limit::{BufferedReply, ConnectionPermit};
 use super::framing::{ReadBuffer, WriteHalf};
-use super::limits::{ConnectionLimits, TRANSFER_TIMEOUT, transfer_pause};
-use crate::dns::chain::handler::Handler;
 use crate::dns::message::encode::MessageSequence;
 use crate::dns::message::header::server_failure;
 use crate::dns::net::{Protocol, unmapped};
-use crate::dns::transport::thread_cache::{ThreadCache, with_thread_cache};
+use crate::dns::transport::connections::connection_limit::BufferedReply;
+use crate::dns::transport::connections::limits::{TRANSFER_TIMEOUT, transfer_pause};
+use crate::dns::transport::connections::thread_cache::{ThreadCache, with_thread_cache};
+use crate::dns::transport::connections::{Connection, ConnectionLimits};
 
 /// The maximum number of queries of one connection that wait for an upstream (RFC 7766 section 6.2.1.1 asks for more
 /// than one). Further queries that would have to wait fail at once, so that they don't delay queries with known
@@ -36,16 +34,6 @@ const MAX_PIPELINED: usize = 128;
 pub(super) const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection is read after the stop, if the client has sent that much.
 const READ_TIMEOUT_AFTER_STOP: Duration = Duration::from_secs(5);
-
-pub(in crate::dns::transport) struct Connection {
-    pub client: SocketAddr,
-    /// The local address of the connection, if known.
-    pub local: Option<IpAddr>,
-    pub limits: ConnectionLimits,
-    pub handler: Arc<Handler>,
-    pub permit: ConnectionPermit,
-    pub stop: CancellationToken,
-}
 
 impl Connection {
     /// Serves a connection by plain TCP until the client or `stop` ends it, it has been idle too long, or its last

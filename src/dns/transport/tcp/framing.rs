@@ -9,9 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::Instant;
 
 use crate::dns::transport::client_quota::QuotaGuard;
+use crate::dns::transport::connections::limits::MAX_QUERY_BYTES;
 
-/// The maximum size of a query in bytes, also by QUIC.
-pub(in crate::dns::transport) const MAX_QUERY_BYTES: u16 = 4096;
 const READ_BYTES: usize = 2048;
 /// The number of unwritten bytes from which no further answers are added to a client's output.
 const BATCH_BYTES: usize = 4096;

@@ -25,11 +25,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
 
-use super::HttpConfig;
-use super::connection::{Connection, DRAIN_TIMEOUT};
-use super::limits::ConnectionLimits;
+use super::connection::DRAIN_TIMEOUT;
 use crate::dns::net::Protocol;
-use crate::dns::transport::activity::{Activity, Step};
+use crate::dns::transport::connections::activity::{Activity, Step};
+use crate::dns::transport::connections::{Connection, ConnectionLimits, HttpConfig};
 use crate::dns::transport::tls::ALPN_HTTP2;
 
 /// The first bytes of a client that speaks HTTP/2 (RFC 9113 section 3.4).

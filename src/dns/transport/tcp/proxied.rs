@@ -7,9 +7,9 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::limits::ConnectionLimits;
 use crate::dns::chain::proxy_sources::{ProxySources, ProxyStep};
 use crate::dns::message::proxy_header;
+use crate::dns::transport::connections::ConnectionLimits;
 
 /// How many bytes are looked at together: a header of version 1 has 107 at most.
 const CHUNK: usize = 256;

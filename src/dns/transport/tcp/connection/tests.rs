@@ -1,18 +1,20 @@
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use futures::future::Abortable;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, DuplexStream, duplex};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
+use crate::dns::chain::handler::Handler;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::response_cache::key::WireKey;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::metrics::TransportMetrics;
 use crate::dns::transport::tcp::connection::*;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::store::{Input, OnGone, Store};
 
 const IDLE: Duration = Duration::from_secs(30);
@@ -324,7 +326,7 @@ async fn waiting_queries_do_not_delay_known_answers() {
         assert_eq!(answer.queries.len(), 1);
     }
     assert_eq!(start.elapsed(), Duration::ZERO);
-    assert_eq!(metrics.tcp_busy.get(), 2);
+    assert_eq!(metrics.connections_busy.get(), 2);
     // The first `max` queries keep waiting, and are answered in the end.
     client.shutdown().await.unwrap();
     for _ in 0..max {
@@ -423,7 +425,10 @@ async fn answers_without_quota_are_limited_by_the_unread_bytes() {
         session.answered(small()).unwrap();
     }
     assert!(session.answered(small()).is_err());
-    assert_eq!(session.connection.handler.metrics.group::<TransportMetrics>().unwrap().tcp_unread.get(), 1);
+    assert_eq!(
+        session.connection.handler.metrics.group::<TransportMetrics>().unwrap().connections_unread.get(),
+        1
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,42 +8,46 @@ use std::task::Poll;
 
 use futures::stream::Iter;
 use http_body_util::{BodyExt, Either, Full, StreamBody};
-use hyper::StatusCode;
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use tokio::time::timeout;
 
 use crate::dns::message::header::is_query;
-use crate::dns::transport::activity::query::{self, NoAnswer};
-use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::activity::query::{self, NoAnswer};
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
 
 /// The size of a body in bytes up to which it needs no quota.
 const SMALL_BODY_BYTES: usize = 4096;
-
-const BUSY: Refusal =
-    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "Too many queries wait to be answered; try again.");
-const DROPPED: Refusal = Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "The query gets no answer.");
-pub(super) const ENDING: Refusal =
-    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "The connection is about to end.");
 
 /// The body of a response; by gRPC a message and trailers.
 pub(super) type Body =
     Either<Full<Bytes>, StreamBody<Iter<array::IntoIter<Result<Frame<Bytes>, Infallible>, 2>>>>;
 
-/// An HTTP error, with one sentence for the client.
+/// Why a request gets no answer, by HTTPS and by gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub status: StatusCode,
-    pub sentence: &'static str,
+pub(super) enum Problem {
+    /// The connection is about to end.
+    Ending,
+    /// The body is too large.
+    TooLarge,
+    /// The body doesn't arrive in time.
+    Late,
+    /// The message is no query.
+    NoQuery,
+    Unanswered(NoAnswer),
 }
 
-impl Refusal {
-    pub const fn new(status: StatusCode, sentence: &'static str) -> Self {
-        Self { status, sentence }
-    }
-
-    pub const fn too_large() -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "A query has 65,535 bytes at most.")
+impl Problem {
+    /// Returns the sentence for the client.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::Ending => "The connection is about to end.",
+            Self::TooLarge => "A query has 65,535 bytes at most.",
+            Self::Late => "The body doesn't arrive in time.",
+            Self::NoQuery => "There is no DNS query with one question.",
+            Self::Unanswered(NoAnswer::Busy) => "Too many queries wait to be answered; try again.",
+            Self::Unanswered(NoAnswer::Dropped) => "The query gets no answer.",
+        }
     }
 }
 
@@ -62,7 +66,7 @@ pub(super) async fn read_body(
     open: &mut OpenRequest,
     mut body: Incoming,
     max: usize,
-) -> io::Result<Result<Vec<u8>, Refusal>> {
+) -> io::Result<Result<Vec<u8>, Problem>> {
     let mut share = activity.body_share();
     let mut reading = pin!(async {
         let mut bytes = Vec::new();
@@ -70,10 +74,10 @@ pub(super) async fn read_body(
             let Ok(data) = frame.map_err(io::Error::other)?.into_data() else { continue };
             let length = bytes.len() + data.len();
             if length > max {
-                return Ok(Err(Refusal::too_large()));
+                return Ok(Err(Problem::TooLarge));
             }
             if length > SMALL_BODY_BYTES && !share.resize(length) {
-                return Ok(Err(BUSY));
+                return Ok(Err(Problem::Unanswered(NoAnswer::Busy)));
             }
             bytes.extend_from_slice(&data);
         }
@@ -83,10 +87,9 @@ pub(super) async fn read_body(
         return read;
     }
     if !open.may_wait() {
-        return Ok(Err(BUSY));
+        return Ok(Err(Problem::Unanswered(NoAnswer::Busy)));
     }
-    let late = || Ok(Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "The body doesn't arrive in time.")));
-    timeout(activity.limits.read, reading).await.unwrap_or_else(|_| late())
+    timeout(activity.limits.read, reading).await.unwrap_or(Ok(Err(Problem::Late)))
 }
 
 /// Returns the answer to a DNS message.
@@ -94,13 +97,10 @@ pub(super) async fn answer_query(
     activity: &Activity,
     open: &mut OpenRequest,
     message: Vec<u8>,
-) -> Result<Vec<u8>, Refusal> {
+) -> Result<Vec<u8>, Problem> {
     if !is_query(&message) {
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, "There is no DNS query with one question."));
+        return Err(Problem::NoQuery);
     }
     let answered = query::answer(activity, open, message).await;
-    answered.map(|answer| answer.bytes).map_err(|none| match none {
-        NoAnswer::Busy => BUSY,
-        NoAnswer::Dropped => DROPPED,
-    })
+    answered.map(|answer| answer.bytes).map_err(Problem::Unanswered)
 }

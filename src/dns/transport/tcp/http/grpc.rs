@@ -9,11 +9,12 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
-use super::answer::{Body, ENDING, Refusal, answer_query, media_type, read_body};
+use super::answer::{Body, Problem, answer_query, media_type, read_body};
 use crate::dns::message::grpc::{
     GrpcError, MAX_BODY_BYTES, MEDIA_TYPE, PATH, STATUS, STATUS_MESSAGE, decode, encode,
 };
-use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::activity::query::NoAnswer;
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
 
 /// The header field with the compressions of messages that a server knows.
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
@@ -59,16 +60,16 @@ impl Failure {
     }
 }
 
-impl From<Refusal> for Failure {
-    fn from(Refusal { status, sentence }: Refusal) -> Self {
-        let code = match status {
-            StatusCode::BAD_REQUEST => Code::InvalidArgument,
-            StatusCode::REQUEST_TIMEOUT => Code::DeadlineExceeded,
-            StatusCode::PAYLOAD_TOO_LARGE => Code::ResourceExhausted,
-            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
-            _ => Code::Internal,
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        let code = match problem {
+            Problem::NoQuery => Code::InvalidArgument,
+            Problem::Late => Code::DeadlineExceeded,
+            Problem::TooLarge => Code::ResourceExhausted,
+            Problem::Unanswered(NoAnswer::Dropped) => Code::Internal,
+            Problem::Ending | Problem::Unanswered(NoAnswer::Busy) => Code::Unavailable,
         };
-        Self::new(code, sentence)
+        Self::new(code, problem.sentence())
     }
 }
 
@@ -95,7 +96,7 @@ pub(super) async fn respond(
     let body = body(request);
     let answered = match activity.begin() {
         Some(mut open) => answer(&activity, &mut open, body).await?,
-        None => Err(ENDING.into()),
+        None => Err(Problem::Ending.into()),
     };
     let mut response = Response::new(Either::Left(Full::default()));
     match answered {

@@ -8,11 +8,11 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 
-use super::answer::{Body, ENDING, Refusal, answer_query, read_body};
-use super::request::{QuerySource, query_source};
+use super::answer::{Body, Problem, answer_query, read_body};
+use super::request::{QuerySource, Refusal, query_source};
 use crate::dns::message::freshness::freshness;
 use crate::dns::message::https::{MAX_MESSAGE_BYTES, MEDIA_TYPE};
-use crate::dns::transport::activity::{Activity, OpenRequest};
+use crate::dns::transport::connections::activity::{Activity, OpenRequest};
 
 /// Answers a request.
 ///
@@ -27,7 +27,7 @@ pub(super) async fn respond(
     let source = query_source(request);
     let answered = match activity.begin() {
         Some(mut open) => answer(&activity, &mut open, source).await?,
-        None => Err(ENDING),
+        None => Err(Problem::Ending.into()),
     };
     let mut response = Response::new(Either::Left(Full::default()));
     let status = answered.as_ref().err().map_or(StatusCode::OK, |refusal| refusal.status);
@@ -81,10 +81,10 @@ async fn answer(
     let message = match source {
         Ok(QuerySource::Parameter(message)) => Ok(message),
         Ok(QuerySource::Body(body)) => read_body(activity, open, body, MAX_MESSAGE_BYTES).await?,
-        Err(refusal) => Err(refusal),
+        Err(refusal) => return Ok(Err(refusal)),
     };
     Ok(match message {
-        Ok(message) => answer_query(activity, open, message).await,
-        Err(refusal) => Err(refusal),
+        Ok(message) => answer_query(activity, open, message).await.map_err(Refusal::from),
+        Err(problem) => Err(problem.into()),
     })
 }

@@ -4,8 +4,35 @@ use data_encoding::BASE64URL_NOPAD;
 use hyper::header::{CONTENT_LENGTH, HOST, HeaderMap};
 use hyper::{Method, Request, StatusCode, Version};
 
-use super::answer::{Refusal, media_type};
+use super::answer::{Problem, media_type};
 use crate::dns::message::https;
+use crate::dns::transport::connections::activity::query::NoAnswer;
+
+/// An HTTP error, with one sentence for the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub status: StatusCode,
+    pub sentence: &'static str,
+}
+
+impl Refusal {
+    const fn new(status: StatusCode, sentence: &'static str) -> Self {
+        Self { status, sentence }
+    }
+}
+
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        let status = match problem {
+            Problem::NoQuery => StatusCode::BAD_REQUEST,
+            Problem::Late => StatusCode::REQUEST_TIMEOUT,
+            Problem::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Problem::Unanswered(NoAnswer::Dropped) => StatusCode::INTERNAL_SERVER_ERROR,
+            Problem::Ending | Problem::Unanswered(NoAnswer::Busy) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self::new(status, problem.sentence())
+    }
+}
 
 /// Where the query of a request is.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,7 +83,7 @@ fn check_body(headers: &HeaderMap) -> Result<(), Refusal> {
     }
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if length.is_some_and(|length| length > https::MAX_MESSAGE_BYTES as u64) {
-        return Err(Refusal::too_large());
+        return Err(Problem::TooLarge.into());
     }
     Ok(())
 }

@@ -20,8 +20,8 @@ use crate::dns::message::https::MEDIA_TYPE;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::plugins::tests::support::link;
 use crate::dns::server::config::first_handler;
-use crate::dns::transport::tcp::ConnectionLimits;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
+use crate::dns::transport::connections::ConnectionLimits;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::store::{Input, OnGone, Store};
 
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);

@@ -20,9 +20,10 @@ use super::*;
 use crate::dns::chain::handler::Handler;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::connections::ConnectionConfig;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::metrics::TransportMetrics;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
-use crate::dns::transport::tcp::{ConnectionConfig, bind, serve};
+use crate::dns::transport::tcp::{bind, serve};
 use crate::dns::transport::tls::{ClientAuth, Pem, config};
 use crate::store::{OnGone, Store};
 

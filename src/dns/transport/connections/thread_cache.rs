@@ -1,5 +1,5 @@
-//! The response cache of a thread for TCP, TLS, HTTPS and QUIC. Any thread of the runtime may serve a connection, and
-//! no thread waits for another thread's cache.
+//! The response cache of a thread for TCP, TLS, HTTPS, gRPC and QUIC. Any thread of the runtime may serve a
+//! connection, and no thread waits for another thread's cache.
 
 use std::cell::RefCell;
 use std::thread::available_parallelism;
@@ -12,7 +12,7 @@ use crate::dns::response_cache::{Capacity, ResponseCache};
 const MAX_BYTES_ALL_THREADS: usize = 8 << 20;
 const MIN_BYTES_PER_THREAD: usize = 128 << 10;
 
-pub(super) struct ThreadCache {
+pub(in crate::dns::transport) struct ThreadCache {
     pub response_cache: ResponseCache,
     pub out: [u8; MAX_RESPONSE_BYTES],
 }
@@ -25,7 +25,7 @@ thread_local! {
 ///
 /// # Panics
 /// If `work` calls this function.
-pub(super) fn with_thread_cache<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> T {
+pub(in crate::dns::transport) fn with_thread_cache<T>(work: impl FnOnce(&mut ThreadCache) -> T) -> T {
     THREAD_CACHE.with_borrow_mut(|cache| work(cache.get_or_insert_with(new)))
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// The maximum size of a query in bytes, by TCP, TLS and QUIC.
+pub(in crate::dns::transport) const MAX_QUERY_BYTES: u16 = 4096;
 /// How long a zone transfer may take: a client that reads a little in each write timeout would keep its place for
 /// hours.
 pub(in crate::dns::transport) const TRANSFER_TIMEOUT: Duration = Duration::from_mins(15);
@@ -63,7 +65,7 @@ impl ConnectionLimits {
 
     /// Returns TCP_USER_TIMEOUT in milliseconds: twice the write timeout, so that lb-linker closes the connection
     /// before the kernel does.
-    pub(super) fn tcp_user_timeout_ms(&self) -> u32 {
+    pub(in crate::dns::transport) fn tcp_user_timeout_ms(&self) -> u32 {
         u32::try_from((2 * self.write).as_millis()).unwrap_or(u32::MAX)
     }
 }

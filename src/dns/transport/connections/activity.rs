@@ -1,7 +1,7 @@
 //! What the requests and answers of a connection for HTTPS, gRPC or QUIC do, for its limits and timeouts. The requests
 //! of HTTP/2 are tasks of their own.
 
-pub(super) mod query;
+pub(in crate::dns::transport) mod query;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,12 +12,11 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-use super::client_quota::{QuotaGuard, SharedGuard};
-use super::tcp::connection::Connection;
-use super::tcp::connection_limit::ConnectionPermit;
-use super::tcp::limits::ConnectionLimits;
+use super::connection_limit::ConnectionPermit;
+use super::{Connection, ConnectionLimits};
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::Protocol;
+use crate::dns::transport::client_quota::{QuotaGuard, SharedGuard};
 
 /// The memory in bytes that a stream needs, in addition to its answer, until the client has read the answer.
 const STREAM_BYTES: usize = 2048;
@@ -37,7 +36,7 @@ const KEPT_STEP: usize = 128 << 10;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection, as its requests share it.
-pub(super) struct Activity {
+pub(in crate::dns::transport) struct Activity {
     pub client: SocketAddr,
     /// The local address of the connection, if known.
     pub local: Option<IpAddr>,
@@ -74,7 +73,9 @@ struct State {
     extra_bytes: usize,
     /// The bytes sent by QUIC so far.
     sent_bytes: usize,
-    /// The share of the memory for frames, or for unfinished streams.
+    /// The share of the memory for frames, or for unfinished streams. They are counted in two ways: the table of header
+    /// fields of HTTP/2 keeps frames of requests that are long answered, so that all received bytes count; quinn frees
+    /// the packets of a finished stream, so that only unfinished streams count.
     kept: SharedGuard,
     /// The streams of QUIC whose query isn't complete: quinn keeps the packets of their bytes.
     unfinished: usize,
@@ -84,7 +85,7 @@ struct State {
 
 /// What a connection has to do.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(in crate::dns::transport) enum Step {
     /// To wait for an event, at most until a time.
     Wait(Instant),
     /// To tell the client that no further request is taken.
@@ -105,7 +106,7 @@ enum Overdue {
 }
 
 /// A request without an answer. Dropping it ends the request.
-pub(super) struct OpenRequest {
+pub(in crate::dns::transport) struct OpenRequest {
     activity: Arc<Activity>,
     is_waiting: bool,
     is_asking: bool,

@@ -133,16 +133,12 @@ impl ConnectionLimiter {
         self.frames.of(unmapped(client).ip())
     }
 
-    pub(super) fn count_refused_header(&self, sender: SocketAddr, why: &io::Error) {
+    pub(in crate::dns::transport) fn count_refused_header(&self, sender: SocketAddr, why: &io::Error) {
         self.metrics.refused_header(sender, why);
     }
 
     pub(in crate::dns::transport) fn count_busy(&self) {
-        self.metrics.tcp_busy.inc();
-    }
-
-    pub(in crate::dns::transport) fn count_refused(&self) {
-        self.metrics.tcp_refused.inc();
+        self.metrics.connections_busy.inc();
     }
 
     /// Returns a permit for a new connection, and the registration by which an eviction aborts its task. If there are
@@ -178,14 +174,14 @@ impl ConnectionLimiter {
         let refused = state.clients.get(&client).is_some_and(|has| *has >= state.max_of_a_client)
             || full && state.idle.is_empty();
         if refused {
-            self.metrics.tcp_refused.inc();
+            self.metrics.connections_refused.inc();
             state.refused += 1;
         } else {
             // More than one if a reload has lowered the maximum.
             while state.open >= state.max_connections
                 && let Some((_, longest)) = state.idle.pop_first()
             {
-                self.metrics.tcp_evicted.inc();
+                self.metrics.connections_evicted.inc();
                 state.evicted += 1;
                 state.leave(longest.client);
                 longest.connection.abort();
@@ -228,7 +224,7 @@ impl ConnectionLimiter {
 
     /// Counts a connection that is closed, and returns the error for it.
     pub(in crate::dns::transport) fn too_many_unread_bytes(&self) -> io::Error {
-        self.metrics.tcp_unread.inc();
+        self.metrics.connections_unread.inc();
         io::Error::other("too many answers that aren't read")
     }
 }
@@ -367,7 +363,7 @@ mod tests {
         assert_eq!(gone(&all), [false, false, true]);
         let (_newest, _) = limiter.admit(client(5)).unwrap();
         assert_eq!(gone(&all), [true, false, true]);
-        assert_eq!(limiter.metrics.tcp_evicted.get(), 2);
+        assert_eq!(limiter.metrics.connections_evicted.get(), 2);
         // The permit of an evicted connection was released at the eviction: later changes of its state, and its drop,
         // have no effect.
         all[0].set_idle();
@@ -420,7 +416,7 @@ mod tests {
             (1..=2).map(|last| limiter.admit(client(last)).unwrap().0).collect();
         all.iter_mut().for_each(ConnectionPermit::set_busy);
         assert!(limiter.admit(client(3)).is_none());
-        assert_eq!(limiter.metrics.tcp_refused.get(), 1);
+        assert_eq!(limiter.metrics.connections_refused.get(), 1);
         all[1].set_idle();
         assert!(limiter.admit(client(3)).is_some());
     }
@@ -465,7 +461,7 @@ mod tests {
         let most = MAX_UNREAD_BYTES / usize::from(u16::MAX);
         let held: Vec<Vec<BufferedReply>> = (1..=3).map(hold_all).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [most / 2, most / 4, most / 8]);
-        assert_eq!(limiter.metrics.tcp_unread.get(), 3);
+        assert_eq!(limiter.metrics.connections_unread.get(), 3);
         assert!(limiter.hold(client(1), vec![0; SMALL_REPLY_BYTES]).is_ok());
         drop(held);
         assert!(limiter.hold(client(1), big()).is_ok());

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Activity, OpenRequest};
 use crate::dns::message::encode::MessageSequence;
 use crate::dns::net::unmapped;
-use crate::dns::transport::thread_cache::{ThreadCache, with_thread_cache};
+use crate::dns::transport::connections::thread_cache::{ThreadCache, with_thread_cache};
 
 pub(in crate::dns::transport) struct Answer {
     pub bytes: Vec<u8>,

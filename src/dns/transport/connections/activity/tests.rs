@@ -5,8 +5,8 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::dns::plugins::setup::ServerContext;
 use crate::dns::server::config::first_handler;
+use crate::dns::transport::connections::connection_limit::ConnectionLimiter;
 use crate::dns::transport::metrics::TransportMetrics;
-use crate::dns::transport::tcp::connection_limit::ConnectionLimiter;
 use crate::store::{OnGone, Store};
 
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5353);
@@ -83,7 +83,7 @@ async fn unread_answers_take_quota_that_other_clients_share() {
     let held: Vec<Bytes> = std::iter::from_fn(|| first.hold(small()).ok()).collect();
     assert!((7000..9000).contains(&held.len()), "{}", held.len());
     assert!(matches!(first.next_step(false), Step::Fail(_)));
-    assert_eq!(site.2.tcp_unread.get(), 1);
+    assert_eq!(site.2.connections_unread.get(), 1);
     // The first answers of a connection need no quota.
     assert!(second.hold(small()).is_ok());
     assert!(matches!(second.next_step(false), Step::Wait(_)));
@@ -182,7 +182,7 @@ async fn body_under_way_protects_no_connection_from_eviction() {
     assert!(open.iter_mut().all(OpenRequest::may_wait));
     let fifth = limiter.admit(of(5));
     assert!(fifth.is_some());
-    assert_eq!(metrics.tcp_evicted.get(), 1);
+    assert_eq!(metrics.connections_evicted.get(), 1);
     assert!(open[1..].iter_mut().all(OpenRequest::may_ask));
     drop(fifth);
     let mut sixth = limiter.admit(of(6)).unwrap().0;
