@@ -455,7 +455,9 @@ impl Server {
     /// Returns the zone with exactly the queried name in the block that answers a request, for a transfer.
     #[must_use]
     pub fn requested_zone(&self, request: &Request) -> Option<Arc<dyn TransferredZone>> {
-        self.route(request)?.transferred_zone(request.query.name())
+        let (name, qtype) = (request.query.name(), request.query.query_type());
+        // The labels of the block that has the query could route it to another one.
+        self.find(name, qtype, |served| served.number == request.kept_by)?.transferred_zone(name)
     }
 
     /// Returns the zone with exactly this origin in the block that is responsible for it in a view, for NOTIFY.

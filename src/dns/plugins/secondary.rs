@@ -27,7 +27,8 @@
 //! signed with it, too. [Zone transfers](transfers.md) has a complete example with BIND. *secondary* doesn't use IXFR
 //! (each transfer has the whole zone) or TLS, and NOTIFY by HTTPS isn't taken.
 //!
-//! When `transfer from` changes, the zone before is answered until one of the new servers sends the zone, or it expires.
+//! When `transfer from` changes, the zone before is answered until one of the new servers sends the zone, or it expires,
+//! unless another block has the servers before.
 //!
 //! With `--snapshot PATH`, each zone is kept in a file of the directory `PATH.zones`, too: a start without the primary
 //! servers answers from it, until the zone expires, counted from the last time that a server confirmed it. A file has
@@ -128,7 +129,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
             setup.builder.warnings.extend(problem.map(|problem| line.error(problem)));
             plugin.followed.insert(origin.clone(), Arc::clone(&zone));
             let following = Following { secondaries, key };
-            setup.add_task(move |_, stop| zone.follow(following, stop));
+            setup.add_task(move |_, stop| zone.follow(following, source, stop));
         }
     }
     setup.add_reusable(plugin);

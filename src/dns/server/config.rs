@@ -150,7 +150,8 @@ pub fn build_all(
 ) -> Result<Configuration, Vec<CorefileError>> {
     let mut configuration = Configuration { blocks: Vec::new(), listeners: Vec::new() };
     let targets = Arc::new(target_policy(parsed, &context.targets));
-    let context = ServerContext { targets, ..context.clone() };
+    let secondaries = context.secondaries.for_set_up();
+    let context = ServerContext { targets, secondaries, ..context.clone() };
     let mut errors = Vec::new();
     for block in parsed {
         errors.extend(configuration.add_block(block, &context).err().unwrap_or_default());

@@ -11,7 +11,7 @@ use futures::future::select_ok;
 use hickory_proto::op::ResponseCode;
 use smallvec::SmallVec;
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::MutexGuard;
+use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
@@ -20,7 +20,7 @@ use tracing::debug;
 use super::error::{ExchangeError, ExchangeProgress, Operation};
 use super::health::Upstream;
 use super::socket_budget::{SocketPermit, SocketQuota};
-use super::sockets::stream::{MISMATCH, Stream};
+use super::sockets::stream::{MISMATCH, POOLED_STREAM_TIMEOUT, Stream};
 use super::sockets::{SentQuery, UpstreamSocket};
 use crate::dns::chain::query_limiter::{Exchange, QueryLimiter};
 use crate::dns::message::query::QueryKey;
@@ -38,9 +38,6 @@ use crate::model::tls_error;
 const UDP_RETRANSMIT: Duration = Duration::from_millis(500);
 /// The timeout of the query by TCP after a truncated answer: a resolver that forwards to lb-linker waits for 2 s.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a reused connection may be silent, or another query may take to open one, before a new one is tried: the
-/// other end may be gone.
-const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
 const NO_HTTP2: &str = "tls: it doesn't offer HTTP/2 (ALPN h2)";
 
 #[derive(Clone, Copy, Debug)]
@@ -377,10 +374,10 @@ impl Attempt<'_> {
         let bytes = &self.question.encode(edns);
         let connections = &self.upstream.connections;
         let begun = self.wait_to_send("tcp", Instant::now()).await?;
-        let (mut asked, mut opening) = (self.ask_open(bytes, begun, None)?, None);
+        let (mut asked, mut opening) = (self.ask_open(bytes, begun, None, SocketQuota::take)?, None);
         if asked.is_none() {
             self.progress.begin(self.upstream.dialing("tcp"), begun);
-            (asked, opening) = self.ask_opened(bytes, None).await?;
+            (asked, opening) = self.ask_opened(bytes, None, SocketQuota::take).await?;
         }
         let Some((query, is_shared)) = asked else {
             return self.answer_by_new_connection(bytes, self.quota.take(), opening).await;
@@ -405,7 +402,7 @@ impl Attempt<'_> {
             // Either the other end is gone, or the answer is slow. If the old connection then answers first, the idle
             // connections stay open.
             Err(_) => {
-                if is_shared && connections.doubt(&socket, sent) {
+                if connections.doubt(&socket, sent, is_shared) {
                     return old.await;
                 }
                 let new = Box::pin(async {
@@ -428,21 +425,26 @@ impl Attempt<'_> {
         bytes: &[u8],
         now: Instant,
         since: Option<Instant>,
+        take: fn(&SocketQuota) -> io::Result<SocketPermit>,
     ) -> Result<Option<(SentQuery, bool)>, ExchangeError> {
-        let asked = self.upstream.connections.ask(bytes, self.quota, now, since);
+        let asked = self.upstream.connections.ask(bytes, || take(self.quota), now, since);
         asked.map_err(|error| self.upstream.dialing("tcp").failed(error))
     }
 
     /// By HTTP/2 sends the query over the connection that another query opens, unless that takes too long. Without one,
-    /// returns the guard to hold while this query opens one.
+    /// returns the permit to hold while this query opens one.
     async fn ask_opened(
         &self,
         bytes: &[u8],
         since: Option<Instant>,
-    ) -> Result<(Option<(SentQuery, bool)>, Option<MutexGuard<'_, ()>>), ExchangeError> {
-        let waiting = timeout(POOLED_STREAM_TIMEOUT, self.upstream.connections.wait_to_open());
-        let Ok(Some(opening)) = waiting.await else { return Ok((None, None)) };
-        Ok((self.ask_open(bytes, Instant::now(), since)?, Some(opening)))
+        take: fn(&SocketQuota) -> io::Result<SocketPermit>,
+    ) -> Result<(Option<(SentQuery, bool)>, Option<SemaphorePermit<'_>>), ExchangeError> {
+        let waiting = timeout_at(self.times.deadline, self.upstream.connections.wait_to_open());
+        let opening = waiting.await.map_err(|_| self.upstream.dialing("tcp").late())?;
+        if opening.is_none() {
+            return Ok((None, None));
+        }
+        Ok((self.ask_open(bytes, Instant::now(), since, take)?, opening))
     }
 
     /// Sends the query once more after its connection has failed, or was silent since `sent`: over a new one, or by HTTP/2
@@ -454,7 +456,7 @@ impl Attempt<'_> {
         take: fn(&SocketQuota) -> io::Result<SocketPermit>,
     ) -> Result<Arc<WireMessage>, ExchangeError> {
         self.wait_to_send("tcp", Instant::now()).await?;
-        let (asked, opening) = self.ask_opened(bytes, Some(sent)).await?;
+        let (asked, opening) = self.ask_opened(bytes, Some(sent), take).await?;
         let Some((query, _)) = asked else {
             return self.answer_by_new_connection(bytes, take(self.quota), opening).await;
         };
@@ -466,7 +468,7 @@ impl Attempt<'_> {
         &self,
         bytes: &[u8],
         permit: io::Result<SocketPermit>,
-        opening: Option<MutexGuard<'_, ()>>,
+        opening: Option<SemaphorePermit<'_>>,
     ) -> Result<Arc<WireMessage>, ExchangeError> {
         let permit = permit.inspect(|_| self.upstream.count_socket(false, true));
         let query = self.send_by_new_connection(bytes, permit, false).await?;

@@ -112,6 +112,11 @@ impl ServedZone {
         self.replace(None);
     }
 
+    /// Takes back a zone that no query has got yet.
+    pub(in crate::dns::plugins) fn take_back(&self) {
+        self.zone.store(None);
+    }
+
     fn replace(&self, zone: Option<Arc<Zone>>) {
         if let Some(before) = self.zone.swap(zone) {
             before.outdated().set();

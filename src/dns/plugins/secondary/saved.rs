@@ -39,7 +39,7 @@ pub(super) enum CopyError {
     Cut,
     #[error("it isn't a copy of a zone that this version can read")]
     Head,
-    #[error("it is of other primary servers, for other listen addresses or another view")]
+    #[error("it is of other primary servers")]
     Source,
     #[error("its checksum doesn't match its content")]
     Checksum,
@@ -64,8 +64,8 @@ pub(super) struct Copy {
     pub(super) age: Duration,
     /// Whether the last check seems to lie in the future, as after the clock was set back.
     pub(super) is_of_future: bool,
-    /// Whether the zone is of the same primary servers.
-    pub(super) is_own: bool,
+    /// The source of the zone: it may be of the primary servers before a change.
+    pub(super) content: Source,
 }
 
 /// A copy that is being written.
@@ -83,7 +83,7 @@ impl SavedZone {
         Self { path: directory.join(file_name(origin, None)), source, writing: Arc::default() }
     }
 
-    /// Returns the place for a zone whose origin is that of another block's zone, which has the usual place.
+    /// Returns the place for a zone with these listeners and this view, if another block's zone has the usual place.
     pub(super) fn beside(directory: &Path, origin: &Name, source: Source) -> Self {
         Self { path: directory.join(file_name(origin, Some(source))), source, writing: Arc::default() }
     }
@@ -97,8 +97,12 @@ impl SavedZone {
         &self.path
     }
 
-    /// Reads the copy; `None` if there is none. A zone of other primary servers may have been the block's, and is taken
-    /// if the block has the same listeners and view. Blocks.
+    /// Returns the source of the copy; `None` if there is no copy. Blocks.
+    pub(super) fn content(&self) -> Result<Option<Source>, CopyError> {
+        open(&self.path)?.map(|mut file| read_head(&mut file)).transpose()
+    }
+
+    /// Reads the copy; `None` if there is none. Blocks.
     pub(super) fn read(
         &self,
         origin: &Name,
@@ -107,15 +111,11 @@ impl SavedZone {
     ) -> Result<Option<Copy>, CopyError> {
         let Some(file) = open(&self.path)? else { return Ok(None) };
         let mut file = BufReader::new(file);
-        let (source, mut checked) = (read_head(&mut file)?, [0; 8]);
+        let (content, mut checked) = (read_head(&mut file)?, [0; 8]);
         file.read_exact(&mut checked).map_err(|_| CopyError::Head)?;
-        let is_own = source.has_same_servers(&self.source);
-        if !is_own && !source.has_same_listeners(&self.source) {
-            return Err(CopyError::Source);
-        }
         let mut reader = TransferReader::new(&whole_wire_name(origin), None, memory);
         let mut hash = Sha256::new_with_prefix(HEAD);
-        hash.update(source.to_bytes());
+        hash.update(content.to_bytes());
         let mut message = Vec::new();
         loop {
             let mut length = [0; 2];
@@ -137,7 +137,7 @@ impl SavedZone {
         let checked = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(checked)));
         let age = checked.and_then(|checked| now.duration_since(checked).ok());
         let (age, is_of_future) = (age.unwrap_or_default(), age.is_none());
-        Ok(Some(Copy { zone: reader.finish()?, age, is_of_future, is_own }))
+        Ok(Some(Copy { zone: reader.finish()?, age, is_of_future, content }))
     }
 
     /// Begins a copy, which takes the place of the one before when it is complete. Waits for one that is being written.

@@ -271,6 +271,30 @@ async fn block_serves_no_zone_of_another_view() {
 }
 
 #[tokio::test]
+async fn zone_that_gets_a_view_is_for_no_other_block() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let dead = Primary::of_zone(&serial, &transfers).await.end().await;
+    let block = |view: &str, primary| {
+        format!("example.org {{\n{view}\nsecondary {{\ntransfer from {primary}\n}}\n}}\n")
+    };
+    let inside = block("view inside {\nexpr incidr(client_ip(), '10.0.0.0/8')\n}", primary.address);
+    let everyone = block("", dead);
+    for (is_first, text) in [(true, inside.clone() + &everyone), (false, everyone.clone() + &inside)] {
+        let server = TestServer::corefile(&block("", primary.address));
+        let zone = known(&server, &[primary.address]);
+        zone.check_now(&Following { secondaries: server.shared.secondaries.clone(), key: None }).await;
+        assert_eq!(server.ask("www.example.org. A").await, address(5));
+        let server = server.changed(&text);
+        if is_first {
+            assert_eq!(server.ask("www.example.org. A").await, address(5));
+        }
+        let reply = server.from("192.0.2.1").reply("www.example.org. A").await.unwrap();
+        assert_eq!((show(&reply), reply.ede.unwrap().code), ("SERVFAIL | | |".to_owned(), 14), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn notify_counts_only_from_a_primary_server() {
     let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
     let primary = Primary::of_zone(&serial, &transfers).await;
@@ -300,7 +324,9 @@ async fn notify_causes_a_check_at_once() {
     let primary = Primary::of_zone(&serial, &transfers).await;
     let fixture = Fixture::new(&[primary.address], "");
     let stop = CancellationToken::new();
-    let following = tokio::spawn(Arc::clone(&fixture.zone).follow(fixture.following(), stop.clone()));
+    let source = Source::new(&[primary.address], None, &[], &[53], None);
+    let following = Arc::clone(&fixture.zone).follow(fixture.following(), source, stop.clone());
+    let following = tokio::spawn(following);
     for serial_now in [5, 6, 7] {
         serial.store(serial_now, Ordering::Relaxed);
         fixture.notify("127.0.0.1", "example.org.").await;

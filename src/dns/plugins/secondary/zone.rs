@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime};
 
@@ -46,6 +46,8 @@ pub struct Secondaries {
     /// Where copies of zones are kept; `None` to keep none.
     directory: Option<Arc<Path>>,
     clock: Clock,
+    /// The number of the configuration that is set up.
+    set_up: u64,
 }
 
 /// Zones by their origins.
@@ -55,11 +57,14 @@ type KnownZones = HashMap<Name, Vec<Weak<SecondaryZone>>>;
 pub(super) struct SecondaryZone {
     served: Arc<ServedZone>,
     primaries: Box<[SocketAddr]>,
-    source: Source,
-    /// Whether the zone that is served is of the primary servers before a change of the Corefile. It is served until one of
-    /// the new ones sends the zone, with whatever serial.
-    is_of_others: AtomicBool,
-    saved: Option<SavedZone>,
+    place: Mutex<Place>,
+    /// The source of the zone that is served, if that is of the primary servers before a change of the Corefile. It is
+    /// served until one of the new ones sends the zone, with whatever serial.
+    inherited: Mutex<Option<Source>>,
+    /// The configuration with which the zone was made.
+    made_for: u64,
+    /// The newest configuration that has a block with the zone.
+    wanted_by: AtomicU64,
     /// Held by the task that keeps the zone up to date: several blocks may have the zone.
     state: tokio::sync::Mutex<State>,
     expiry: Mutex<Expiry>,
@@ -69,6 +74,13 @@ pub(super) struct SecondaryZone {
     expired: Notify,
     /// The primary server that has sent the last NOTIFY.
     notifier: Mutex<Option<IpAddr>>,
+}
+
+/// Where the zone is answered, and where its copy is kept.
+#[derive(Clone, Debug)]
+struct Place {
+    source: Source,
+    saved: Option<SavedZone>,
 }
 
 #[derive(Debug)]
@@ -133,7 +145,14 @@ impl Secondaries {
             memory: ZoneMemory::default(),
             directory: None,
             clock,
+            set_up: 0,
         }
+    }
+
+    /// Returns the same zones, for the set-up of a new configuration.
+    pub(crate) fn for_set_up(&self) -> Self {
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
+        Self { set_up: NUMBERS.fetch_add(1, Ordering::Relaxed), ..self.clone() }
     }
 
     /// Returns the limit of transfers from a server.
@@ -166,15 +185,20 @@ impl Secondaries {
         let of_origin = zones.entry(origin.clone()).or_default();
         of_origin.retain(|zone| zone.strong_count() > 0);
         let known: Vec<Arc<SecondaryZone>> = of_origin.iter().filter_map(Weak::upgrade).collect();
-        let same =
-            known.iter().find(|zone| zone.primaries == primaries && zone.source.has_same_servers(&source));
-        if let Some(same) = same {
-            return (Arc::clone(same), None);
+        known.iter().for_each(|zone| zone.give_back(&source, self.set_up));
+        let same = known.iter().find(|zone| zone.primaries == primaries && zone.is_for(&source));
+        match same {
+            Some(same) => {
+                same.wanted_by.store(self.set_up, Ordering::Relaxed);
+                (Arc::clone(same), None)
+            }
+            None => {
+                let (zone, problem) = self.new_zone(origin, primaries, source, &known);
+                let zone = Arc::new(zone);
+                of_origin.push(Arc::downgrade(&zone));
+                (zone, problem)
+            }
         }
-        let (zone, problem) = self.new_zone(origin, primaries, source, &known);
-        let zone = Arc::new(zone);
-        of_origin.push(Arc::downgrade(&zone));
-        (zone, problem)
     }
 
     /// Returns a zone that no block has. `known` are the zones with the same origin.
@@ -185,29 +209,33 @@ impl Secondaries {
         source: Source,
         known: &[Arc<SecondaryZone>],
     ) -> (SecondaryZone, Option<String>) {
-        let newest =
-            |is_former: &dyn Fn(&Source) -> bool| known.iter().rev().find(|zone| is_former(&zone.source));
+        let is_wanted = |content: &Source| {
+            let has = |zone: &Arc<SecondaryZone>| zone.place().source.has_same_servers(content);
+            known.iter().any(|zone| zone.wanted_by.load(Ordering::Relaxed) == self.set_up && has(zone))
+        };
         // Blocks with other listeners or another view may have another version of the zone, which isn't for the clients
-        // of this one.
-        let former = newest(&|former| former.has_same_servers(&source))
-            .or_else(|| newest(&|former| former.has_same_listeners(&source)));
-        let saved = self.directory.as_deref().map(|directory| {
-            let usual = SavedZone::new(directory, &origin, source);
-            let mut places = known.iter().filter_map(|zone| zone.saved.as_ref());
-            match former.and_then(|former| former.saved.as_ref()) {
-                Some(saved) => saved.of_source(source),
-                None if places.any(|saved| saved.path() == usual.path()) => {
-                    SavedZone::beside(directory, &origin, source)
-                }
-                None => usual,
-            }
-        });
+        // of this one. What another block of the configuration has from its servers is that block's.
+        let accepts = |content: &Source| {
+            content.has_same_servers(&source) || content.has_same_listeners(&source) && !is_wanted(content)
+        };
+        let newest = |is_own| {
+            let is_former =
+                |content: Source| content.has_same_servers(&source) == is_own && accepts(&content);
+            known.iter().rev().find(|zone| is_former(zone.content()))
+        };
+        let former = newest(true).or_else(|| newest(false));
+        let place_of_former = former.map(|former| former.place());
+        let place_of_former = place_of_former.filter(|place| place.source.has_same_listeners(&source));
+        let of_former = place_of_former.and_then(|place| place.saved).map(|saved| saved.of_source(source));
+        let place = of_former.map(|saved| (saved, true));
+        let (saved, is_usable) = place.or_else(|| self.saved(&origin, source, known, &accepts)).unzip();
         let mut zone = SecondaryZone {
             served: Arc::new(ServedZone::new(origin, Lack::Transfer)),
             primaries,
-            source,
-            is_of_others: AtomicBool::new(false),
-            saved,
+            place: Mutex::new(Place { source, saved }),
+            inherited: Mutex::default(),
+            made_for: self.set_up,
+            wanted_by: AtomicU64::new(self.set_up),
             state: tokio::sync::Mutex::new(State {
                 schedule: Schedule::new((self.clock)()),
                 is_saved: false,
@@ -227,22 +255,91 @@ impl Secondaries {
                 zone.take_over(former);
                 None
             }
-            None => zone.restore(self).err(),
+            None if is_usable == Some(true) => zone.restore(self).err(),
+            None => None,
         };
         (zone, problem)
+    }
+
+    /// Returns the place for the copy of a zone, and whether the copy there, if there is one, may be read: `accepts` tells
+    /// that of its source. `known` are the other zones with the same origin.
+    fn saved(
+        &self,
+        origin: &Name,
+        source: Source,
+        known: &[Arc<SecondaryZone>],
+        accepts: &dyn Fn(&Source) -> bool,
+    ) -> Option<(SavedZone, bool)> {
+        let directory = self.directory.as_deref()?;
+        let usual = SavedZone::new(directory, origin, source);
+        let own = SavedZone::beside(directory, origin, source);
+        let others: Vec<SavedZone> = known.iter().filter_map(|zone| zone.place().saved).collect();
+        let holder = |place: &SavedZone| others.iter().find(|other| other.path() == place.path());
+        // A copy that can't be read is reported later.
+        let is_usable =
+            |place: &SavedZone| Some(place.content().transpose()?.map_or(true, |it| accepts(&it)));
+        let (place, is_usable) = match is_usable(&own) {
+            Some(is_usable) => (own, is_usable),
+            None if holder(&usual).is_none() && is_usable(&usual) != Some(false) => (usual, true),
+            None => (own, true),
+        };
+        let place = holder(&place).map(|other| other.of_source(source)).unwrap_or(place);
+        Some((place, is_usable))
     }
 }
 
 // === impl SecondaryZone ===
 
 impl SecondaryZone {
+    fn place(&self) -> Place {
+        self.place.lock().clone()
+    }
+
+    /// Returns the source of the zone that is served.
+    fn content(&self) -> Source {
+        let inherited = *self.inherited.lock();
+        inherited.unwrap_or_else(|| self.place.lock().source)
+    }
+
+    /// Returns whether a block with this source may have the zone.
+    fn is_for(&self, source: &Source) -> bool {
+        let is_shared = self.inherited.lock().is_none_or(|former| former.has_same_listeners(source));
+        is_shared && self.place.lock().source.has_same_servers(source)
+    }
+
     /// Serves what another zone serves.
     fn take_over(&mut self, former: &Self) {
         *self.expiry.get_mut() = former.expiry.lock().clone();
+        let content = former.content();
         let Some(zone) = former.served.zone() else { return };
-        let is_own = self.source.has_same_servers(&former.source);
-        *self.is_of_others.get_mut() = !is_own || former.is_of_others.load(Ordering::Relaxed);
+        let is_own = content.has_same_servers(&self.place.get_mut().source);
+        *self.inherited.get_mut() = (!is_own).then_some(content);
         self.served.serve(zone);
+    }
+
+    /// Before the zone is answered: gives up what it has taken over from servers that another block of the same
+    /// configuration has.
+    fn give_back(&self, source: &Source, set_up: u64) {
+        let is_new = self.made_for == set_up;
+        let mut inherited = self.inherited.lock();
+        if inherited.take_if(|former| is_new && former.has_same_servers(source)).is_some() {
+            self.served.take_back();
+            *self.expiry.lock() = Expiry::default();
+        }
+    }
+
+    /// Keeps the copy where it is found for the block that keeps the zone up to date from now on.
+    fn settle(&self, state: &mut State, secondaries: &Secondaries, source: Source) {
+        if self.place.lock().source.has_same_listeners(&source) {
+            return;
+        }
+        let (origin, zones) = (self.served.origin(), secondaries.zones.lock());
+        let all = zones.get(origin).into_iter().flatten().filter_map(Weak::upgrade);
+        let others: Vec<Arc<Self>> = all.filter(|other| !std::ptr::eq(&**other, self)).collect();
+        let is_own = |content: &Source| content.has_same_servers(&source);
+        let saved = secondaries.saved(origin, source, &others, &is_own).map(|(saved, _)| saved);
+        *self.place.lock() = Place { source, saved };
+        state.is_saved = false;
     }
 
     /// Serves the zone from its copy, if there is one.
@@ -250,12 +347,13 @@ impl SecondaryZone {
     /// # Errors
     /// Returns what is wrong with the copy.
     fn restore(&mut self, secondaries: &Secondaries) -> Result<(), String> {
-        let Some(saved) = &self.saved else { return Ok(()) };
+        let Place { source, saved: Some(saved) } = self.place() else { return Ok(()) };
         let (origin, path) = (self.served.origin(), saved.path().display());
         let read = saved.read(origin, SystemTime::now(), secondaries.memory.clone());
         let read =
             read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
-        let Some(Copy { zone, age, is_of_future, is_own }) = read else { return Ok(()) };
+        let Some(Copy { zone, age, is_of_future, content }) = read else { return Ok(()) };
+        let is_own = content.has_same_servers(&source);
         let left = Timers::of(&zone).expire.saturating_sub(age);
         let seconds = age.as_secs();
         if left.is_zero() {
@@ -271,7 +369,7 @@ impl SecondaryZone {
         self.served.serve(zone);
         let state = self.state.get_mut();
         (state.is_saved, state.is_of_future) = (is_own, is_own && is_of_future);
-        *self.is_of_others.get_mut() = !is_own;
+        *self.inherited.get_mut() = (!is_own).then_some(content);
         Ok(())
     }
 
@@ -290,10 +388,16 @@ impl SecondaryZone {
         self.notified.notify_one();
     }
 
-    /// Keeps the zone up to date until `stop` is cancelled.
-    pub(super) async fn follow(self: Arc<Self>, following: Following, stop: CancellationToken) {
+    /// Keeps the zone up to date for a block with this source until `stop` is cancelled.
+    pub(super) async fn follow(
+        self: Arc<Self>,
+        following: Following,
+        source: Source,
+        stop: CancellationToken,
+    ) {
         let endless = async {
             let mut state = self.state.lock().await;
+            self.settle(&mut state, &following.secondaries, source);
             if std::mem::take(&mut state.is_of_future) {
                 self.confirm_copy(&mut state).await;
             }
@@ -390,14 +494,14 @@ impl SecondaryZone {
         let Following { secondaries, key } = following;
         let origin = whole_wire_name(self.served.origin());
         let before = self.served.zone().map(|zone| zone.serial());
-        let own = before.filter(|_| !self.is_of_others.load(Ordering::Relaxed));
+        let own = before.filter(|_| self.inherited.lock().is_none());
         let check = |theirs| match own {
             Some(own) if own == theirs => Ok(false),
             Some(own) if !is_newer(theirs, own) => Err(ClientError::Older { theirs, own }),
             _ => Ok(true),
         };
         if own.is_some() && !check(client::serial(primary, &origin, key.clone()).await?)? {
-            let is_saved = state.is_saved || self.saved.is_none();
+            let is_saved = state.is_saved || self.place.lock().saved.is_none();
             if is_saved || (secondaries.clock)() < state.save_from {
                 return Ok(Checked::Current);
             }
@@ -411,15 +515,15 @@ impl SecondaryZone {
         let (zone, copy) = client::transfer(primary, &origin, key.clone(), copy, memory).await?;
         if check(zone.serial()).map_err(|older| ClientError::Begun(Box::new(older)))? {
             self.served.serve(zone);
-            self.is_of_others.store(false, Ordering::Relaxed);
+            *self.inherited.lock() = None;
         }
         Ok(Checked::Sent { asked, before, copy })
     }
 
     async fn new_copy(&self, state: &mut State) -> Option<NewCopy> {
-        let saved = self.saved.as_ref()?;
+        let saved = self.place().saved?;
         let begun = saved.begin().await;
-        begun.inspect_err(|error| self.unsaved(state, saved, error)).ok()
+        begun.inspect_err(|error| self.unsaved(state, &saved, error)).ok()
     }
 
     /// Notes why the zone isn't kept on disk. It is tried again after REFRESH.
@@ -438,12 +542,12 @@ impl SecondaryZone {
 
     /// Notes in the copy that the zone was checked.
     async fn confirm_copy(&self, state: &mut State) {
-        let Some(saved) = self.saved.as_ref().filter(|_| state.is_saved) else { return };
+        let Some(saved) = self.place().saved.filter(|_| state.is_saved) else { return };
         let copy = saved.clone();
         match spawn_blocking(move || copy.confirm(SystemTime::now())).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => self.unsaved(state, saved, &error),
-            Err(error) => self.unsaved(state, saved, &error),
+            Ok(Err(error)) => self.unsaved(state, &saved, &error),
+            Err(error) => self.unsaved(state, &saved, &error),
         }
     }
 
@@ -465,11 +569,11 @@ impl SecondaryZone {
                     info!("zone {origin}: serial {before} → {serial}, {records} records from {primary}");
                 }
                 state.is_saved = false;
-                let Some((copy, saved)) = copy.zip(self.saved.as_ref()) else { return };
+                let Some((copy, saved)) = copy.zip(self.place().saved) else { return };
                 match spawn_blocking(move || copy.finish(SystemTime::now())).await {
                     Ok(Ok(())) => (state.is_saved, state.unsaved) = (true, None),
-                    Ok(Err(error)) => self.unsaved(state, saved, &error),
-                    Err(error) => self.unsaved(state, saved, &error),
+                    Ok(Err(error)) => self.unsaved(state, &saved, &error),
+                    Err(error) => self.unsaved(state, &saved, &error),
                 }
             }
         }

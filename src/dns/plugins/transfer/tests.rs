@@ -149,6 +149,25 @@ async fn zone_of_a_view_is_not_transferred_to_its_other_clients() {
 }
 
 #[tokio::test]
+async fn labels_of_a_block_route_no_transfer_to_another_one() {
+    let (zone, directory) = ("web.shop.svc.cluster.local", tempfile::tempdir().unwrap());
+    let file = |serial: u32| {
+        let file = directory.path().join(serial.to_string());
+        fs::write(&file, format!("$TTL 60\n@ SOA ns host {serial} 1 2 3 4\n@ NS ns\n")).unwrap();
+        format!("file {} {zone}\ntransfer {{\nto *\n}}", file.display())
+    };
+    let view = "view shop {\nexpr metadata('kubernetes/namespace') == 'shop'\n}";
+    let (first, second) = (file(1), file(2));
+    let blocks = format!(
+        "{zone} {{\n{view}\n{first}\n}}\n{zone} {{\nmetadata\nkubernetes cluster.local\n{second}\n}}\n"
+    );
+    let mut server = TestServer::corefile(&blocks);
+    server.request.protocol = Protocol::Tcp;
+    let found = ask(&server, &format!("{zone}. AXFR"), None).await.0;
+    assert!(found.contains(" 2 1 2 3 4"), "{found}");
+}
+
+#[tokio::test]
 async fn zone_without_a_file_gets_servfail() {
     let lines = "file /nonexistent/db example.org\ntransfer {\nto *\n}";
     let mut server = TestServer::block(lines);

@@ -31,8 +31,17 @@ fn upstream(address: SocketAddr, transport: Transport) -> Arc<Upstream> {
 
 /// Sends one query to an upstream, and returns the answer.
 async fn ask(upstream: &Arc<Upstream>, quota: &SocketQuota) -> Result<Arc<WireMessage>, ExchangeError> {
+    ask_for(Duration::from_secs(30), upstream, quota).await
+}
+
+/// As [`ask`], with the time until the deadline.
+async fn ask_for(
+    time: Duration,
+    upstream: &Arc<Upstream>,
+    quota: &SocketQuota,
+) -> Result<Arc<WireMessage>, ExchangeError> {
     let begun = Instant::now();
-    let times = ExchangeTimes { begun, deadline: begun + Duration::from_secs(30) };
+    let times = ExchangeTimes { begun, deadline: begun + time };
     let (progress, question, limiter) = (&upstream.progress(begun), &question(), &QueryLimiter::default());
     let by_tcp = matches!(upstream.endpoint.transport, Transport::Tcp);
     Attempt { upstream, question, by_tcp, times, progress, quota, limiter }.exchange().await.1
@@ -198,6 +207,32 @@ async fn query_opens_a_connection_beside_a_slow_handshake() {
         _ = accepting => {}
         answers = join_all([ask(&upstream, &quota), ask(&upstream, &quota)]) => panic!("{answers:?}"),
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn query_that_waits_for_a_connection_ends_at_its_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = http_upstream(&listener, true);
+    let quota = upstream.budget.check_quota();
+    let _opening = upstream.connections.wait_to_open().await.unwrap();
+    let asking = ask_for(POOLED_STREAM_TIMEOUT / 3, &upstream, &quota);
+    let answer = timeout(POOLED_STREAM_TIMEOUT / 2, asking).await.expect("it ends");
+    assert!(answer.is_err_and(|error| error.is_timeout()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_handshakes_are_few() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = http_upstream(&listener, true);
+    let quota = upstream.budget.check_quota();
+    let asking = timeout(Duration::from_secs(10), join_all((0..20).map(|_| ask(&upstream, &quota))));
+    assert!(asking.await.is_err(), "all wait");
+    let mut accepted = 0;
+    while let Ok(connection) = timeout(Duration::from_secs(1), listener.accept()).await {
+        drop(connection.unwrap());
+        accepted += 1;
+    }
+    assert_eq!(accepted, 3);
 }
 
 /// An upstream that answers with octets of the test's choice.

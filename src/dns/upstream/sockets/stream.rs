@@ -12,11 +12,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::select;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::MutexGuard;
-use tokio::time::{Instant, sleep};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
@@ -24,7 +25,7 @@ use super::{Queries, SentQuery, UpstreamSocket, WaitingQuery};
 use crate::dns::message::upstream_reply::{UpstreamReply, parse_reply};
 use crate::dns::upstream::config::PoolConfig;
 use crate::dns::upstream::http::HttpRequests;
-use crate::dns::upstream::socket_budget::{SocketBudget, SocketPermit, SocketQuota};
+use crate::dns::upstream::socket_budget::{SocketBudget, SocketPermit};
 use crate::model::tls_error;
 
 /// The number of queries that may share a connection: PowerDNS's resolver works on 10 at a time, BIND on 23.
@@ -38,6 +39,11 @@ const MAX_QUERIES: usize = 10_000;
 const SLOW: Duration = Duration::from_millis(100);
 /// The least time between two trials: if the upstream answers in order, the second query waits for the first.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a reused connection may be silent, or another query may take to open one, before a new one is tried: the
+/// other end may be gone.
+pub(crate) const POOLED_STREAM_TIMEOUT: Duration = Duration::from_millis(300);
+/// The number of connections of HTTP/2 that are opened at a time when the first one takes too long.
+const MAX_OPENING: usize = 3;
 /// The free space of the buffer for replies, in bytes.
 const READ_SIZE: usize = 4096;
 pub(crate) const MISMATCH: &str = "the reply doesn't match the query";
@@ -53,8 +59,10 @@ pub(crate) struct Connections {
     budget: Arc<SocketBudget>,
     /// `None` without HTTP.
     requests: Option<Arc<HttpRequests>>,
-    /// Held while a connection of HTTP/2 is opened.
-    opening: tokio::sync::Mutex<()>,
+    /// A permit is held while a connection of HTTP/2 is opened.
+    opening: Semaphore,
+    /// For connections that are opened while another one takes too long.
+    opening_more: Semaphore,
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +103,8 @@ impl Connections {
     ) -> Self {
         let pool = Pool { answers_out_of_order: requests.is_some(), ..Pool::default() };
         let (pool, requests) = (Arc::new(pool.into()), requests.map(Arc::new));
-        Self { pool, pool_config, budget, requests, opening: tokio::sync::Mutex::default() }
+        let (opening, opening_more) = (Semaphore::new(1), Semaphore::new(MAX_OPENING - 1));
+        Self { pool, pool_config, budget, requests, opening, opening_more }
     }
 
     /// Sends a query over a new connection, which starts a task. The permit is released when the connection is closed or
@@ -138,40 +147,46 @@ impl Connections {
         query
     }
 
-    /// Sends a query over a connection that other queries use, or over an idle one, which takes a permit of `quota`; with
-    /// `since` only over an idle one that was opened or has had a reply since then. Returns the query, and whether the
-    /// connection is shared; `None` if there is no connection.
+    /// Sends a query over a connection that other queries use, or over an idle one, for which it takes a permit; with
+    /// `since` only over one that was opened or has had a reply since then. Returns the query, and whether the connection
+    /// is shared; `None` if there is no connection.
     ///
     /// # Errors
-    /// If `quota` has no permit.
+    /// If there is no permit.
     pub(crate) fn ask(
         &self,
         bytes: &[u8],
-        quota: &SocketQuota,
+        take_permit: impl FnOnce() -> io::Result<SocketPermit>,
         now: Instant,
         since: Option<Instant>,
     ) -> io::Result<Option<(SentQuery, bool)>> {
         let pool = &mut *self.pool.lock();
-        if let Some(shared) = pool.shared(now, &self.pool_config) {
+        if let Some(shared) = pool.shared(now, since, &self.pool_config) {
             return Ok(Some((shared.ask(bytes.to_vec(), now), true)));
         }
         pool.idle.retain(|connection| connection.stays_usable(now, &self.pool_config));
-        let is_usable = |idle: &Arc<UpstreamSocket>| since.is_none_or(|since| idle.last_sign() > since);
-        if !pool.idle.last().is_some_and(is_usable) {
+        if !pool.idle.last().is_some_and(|idle| idle.is_newer(since)) {
             return Ok(None);
         }
-        let permit = quota.take()?;
+        let permit = take_permit()?;
         let Some(connection) = pool.idle.pop() else { return Ok(None) };
         connection.resume(permit);
         pool.add_candidate(&connection);
         Ok(Some((connection.ask(bytes.to_vec(), now), false)))
     }
 
-    /// By HTTP/2 waits until no other query opens a connection, because this query may share it. Then the guard is held
-    /// until this query has opened one.
-    pub(crate) async fn wait_to_open(&self) -> Option<MutexGuard<'_, ()>> {
+    /// By HTTP/2 waits until no other query opens a connection, because this query may share it; after
+    /// [`POOLED_STREAM_TIMEOUT`] until fewer than [`MAX_OPENING`] do. Then the permit is held until this query has opened
+    /// one.
+    pub(crate) async fn wait_to_open(&self) -> Option<SemaphorePermit<'_>> {
         self.requests.as_ref()?;
-        Some(self.opening.lock().await)
+        let mut first = pin!(self.opening.acquire());
+        let permit = match timeout(POOLED_STREAM_TIMEOUT, &mut first).await {
+            Ok(permit) => permit,
+            Err(_) => select(first, pin!(self.opening_more.acquire())).await.factor_first().0,
+        };
+        // The semaphores are never closed.
+        permit.ok()
     }
 
     /// Closes the connections that are idle, and on which no reply has come since `time`: the other end may be gone.
@@ -180,15 +195,18 @@ impl Connections {
         self.pool.lock().idle.extract_if(.., close).for_each(|connection| connection.retire());
     }
 
-    /// Ends the sharing of connections because a query over this shared connection has waited for long since `sent`: if no
-    /// reply has come since, or none was ever out of order, the upstream may answer in order by now. Returns whether
-    /// the query may still wait: by HTTP/2 a reply since then shows that the connection works.
-    pub(crate) fn doubt(&self, shared: &UpstreamSocket, sent: Instant) -> bool {
+    /// Returns whether a query that has waited for long since `sent` may still wait: by HTTP/2 a reply since then shows that
+    /// the connection works. By TCP and TLS, if the query shares the connection, ends the sharing of connections: if no
+    /// reply has come since, or none was ever out of order, the upstream may answer in order by now.
+    pub(crate) fn doubt(&self, connection: &UpstreamSocket, sent: Instant, is_shared: bool) -> bool {
         let pool = &mut *self.pool.lock();
-        let queries = shared.queries.lock();
+        let queries = connection.queries.lock();
         let has_reply = queries.has_reply_since(sent);
         if self.requests.is_some() {
             return has_reply;
+        }
+        if !is_shared {
+            return false;
         }
         let is_proven = queries.connection.as_ref().is_some_and(|state| state.has_answered_out_of_order);
         if !is_proven || !has_reply {
@@ -212,9 +230,18 @@ impl Drop for Connections {
 }
 
 impl Pool {
-    /// Returns a connection on which queries wait and that takes another one.
-    fn shared(&mut self, now: Instant, limits: &PoolConfig) -> Option<Arc<UpstreamSocket>> {
-        let mut candidates = self.candidates.iter().filter(|connection| !connection.is_old(now, limits));
+    /// Returns a connection on which queries wait and that takes another one; with `since` only one that was opened or has
+    /// had a reply since then.
+    fn shared(
+        &mut self,
+        now: Instant,
+        since: Option<Instant>,
+        limits: &PoolConfig,
+    ) -> Option<Arc<UpstreamSocket>> {
+        let mut candidates = self
+            .candidates
+            .iter()
+            .filter(|connection| !connection.is_old(now, limits) && connection.is_newer(since));
         if self.answers_out_of_order {
             return candidates.find(|connection| connection.takes_another(now)).cloned();
         }
@@ -302,6 +329,11 @@ impl UpstreamSocket {
     /// Returns when the last reply came; without one, when the connection was opened.
     fn last_sign(&self) -> Instant {
         self.queries.lock().heard.unwrap_or(self.opened)
+    }
+
+    /// Returns whether the connection was opened or has had a reply since then, if that matters.
+    fn is_newer(&self, since: Option<Instant>) -> bool {
+        since.is_none_or(|since| self.last_sign() > since)
     }
 
     /// Gives an idle connection the permit of a look-up.

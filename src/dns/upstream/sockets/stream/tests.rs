@@ -7,6 +7,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::dns::message::query::UpstreamQuery;
+use crate::dns::upstream::socket_budget::SocketQuota;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -58,7 +59,7 @@ impl Pair {
     }
 
     fn ask_at(&self, now: Instant) -> Option<SentQuery> {
-        self.connections.ask(&query(), &self.quota, now, None).unwrap().map(|(query, _)| query)
+        self.connections.ask(&query(), || self.quota.take(), now, None).unwrap().map(|(query, _)| query)
     }
 
     /// Returns the number of free permits: for idle connections, and of the quota.
@@ -143,7 +144,9 @@ async fn queries_share_a_connection_once_answers_are_out_of_order() {
     let waiting = pair.ask().unwrap();
     assert!(pair.ask_at(waiting.sent + SLOW).is_none(), "the connection is silent");
     let begun = waiting.sent + Duration::from_secs(1);
-    assert!(!pair.connections.doubt(&waiting.socket, begun));
+    assert!(!pair.connections.doubt(&waiting.socket, begun, false));
+    assert!(pair.ask_at(waiting.sent).is_some(), "a query that shares nothing says nothing of the sharing");
+    assert!(!pair.connections.doubt(&waiting.socket, begun, true));
     assert!(pair.ask_at(waiting.sent).is_none(), "the upstream may answer in order by now");
 }
 

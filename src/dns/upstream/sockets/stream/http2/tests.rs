@@ -14,13 +14,13 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::timeout;
 use tokio_util::either::Either;
 
-use super::super::Connections;
+use super::super::{Connections, MAX_OPENING, POOLED_STREAM_TIMEOUT};
 use super::*;
 use crate::dns::message::query::UpstreamQuery;
 use crate::dns::upstream::config::PoolConfig;
 use crate::dns::upstream::endpoint::TlsClient;
 use crate::dns::upstream::http::{HttpClient, HttpFormat};
-use crate::dns::upstream::socket_budget::{SocketBudget, SocketQuota};
+use crate::dns::upstream::socket_budget::{NoSocket, SocketBudget, SocketQuota};
 use crate::dns::upstream::sockets::SentQuery;
 use crate::dns::upstream::tls::connector;
 
@@ -66,7 +66,7 @@ impl Pair {
     }
 
     fn ask_at(&self, now: Instant) -> Option<SentQuery> {
-        self.connections.ask(&query(), &self.quota, now, None).unwrap().map(|(query, _)| query)
+        self.connections.ask(&query(), || self.quota.take(), now, None).unwrap().map(|(query, _)| query)
     }
 
     /// Waits until this many connections are idle.
@@ -169,9 +169,62 @@ async fn queries_share_a_connection_from_the_start() {
     }
     let waiting = pair.ask().unwrap();
     assert!(pair.ask_at(waiting.sent + Duration::from_millis(100)).is_none(), "the connection is silent");
-    assert!(!pair.connections.doubt(&waiting.socket, Instant::now()));
+    for is_shared in [false, true] {
+        assert!(!pair.connections.doubt(&waiting.socket, Instant::now(), is_shared));
+        assert!(pair.connections.doubt(&waiting.socket, now, is_shared), "it has answered since then");
+    }
     assert!(pair.ask_at(waiting.sent).is_some(), "it is shared, whatever the order of its answers");
-    assert!(pair.connections.doubt(&waiting.socket, now), "it has answered since then");
+}
+
+#[tokio::test]
+async fn repeated_query_gets_no_connection_that_may_be_dead() {
+    let pair = Pair::new().await;
+    let (first, end) = pair.connect().await;
+    let (mut asked, _open, _) = serve(end, 100);
+    asked.recv().await.unwrap().respond_well().await;
+    assert!(is_answered(&first).await);
+    pair.has_idle(1).await;
+    let sent = Instant::now();
+    let repeat = || pair.connections.ask(&query(), || pair.quota.take(), Instant::now(), Some(sent)).unwrap();
+    let resumed = pair.ask_at(sent).unwrap();
+    let _shared = pair.ask_at(sent).expect("it is shared");
+    assert!(repeat().is_none(), "no reply has come since then");
+    asked.recv().await.unwrap().respond_well().await;
+    assert!(is_answered(&resumed).await);
+    assert!(repeat().is_some());
+}
+
+#[tokio::test]
+async fn permit_is_taken_for_an_idle_connection_alone() {
+    let pair = Pair::new().await;
+    let (first, end) = pair.connect().await;
+    let (mut asked, _open, _) = serve(end, 100);
+    let refuse = || Err(io::Error::other(NoSocket));
+    let ask = || pair.connections.ask(&query(), refuse, Instant::now(), None);
+    let shared = ask().unwrap().unwrap().0;
+    for query in [first, shared] {
+        asked.recv().await.unwrap().respond_well().await;
+        assert!(is_answered(&query).await);
+    }
+    pair.has_idle(1).await;
+    assert!(ask().is_err());
+    assert!(pair.ask().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn few_connections_are_opened_at_a_time() {
+    let pair = Pair::new().await;
+    let mut permits = vec![pair.connections.wait_to_open().await.unwrap()];
+    assert!(timeout(POOLED_STREAM_TIMEOUT / 2, pair.connections.wait_to_open()).await.is_err());
+    while permits.len() < MAX_OPENING {
+        permits.push(pair.connections.wait_to_open().await.unwrap());
+    }
+    for _ in 0..MAX_OPENING {
+        let mut waiting = pin!(pair.connections.wait_to_open());
+        assert!(timeout(TIMEOUT, &mut waiting).await.is_err(), "all are taken");
+        drop(permits.remove(0));
+        permits.push(timeout(TIMEOUT, waiting).await.expect("a permit").unwrap());
+    }
 }
 
 #[tokio::test]
