@@ -457,7 +457,7 @@ impl Server {
     pub fn requested_zone(&self, request: &Request) -> Option<Arc<dyn TransferredZone>> {
         let (name, qtype) = (request.query.name(), request.query.query_type());
         // The labels of the block that has the query could route it to another one.
-        self.find(name, qtype, |served| served.number == request.kept_by)?.transferred_zone(name)
+        self.blocks.find(name, qtype, |served| served.number == request.kept_by)?.transferred_zone(name)
     }
 
     /// Returns the zone with exactly this origin in the block that is responsible for it in a view, for NOTIFY.

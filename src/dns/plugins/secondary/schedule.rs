@@ -16,6 +16,8 @@ const WITHOUT_ZONE: (Duration, Duration) = (Duration::from_millis(250), Duration
 const REFUSED_ZONE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(600));
 /// The least time between two checks for NOTIFY.
 const AFTER_NOTIFY: Duration = Duration::from_secs(1);
+/// The pause after a check for NOTIFY that failed: a primary server may send NOTIFY at its start, before it listens.
+const AFTER_FAILED_NOTIFY: Duration = Duration::from_secs(2);
 /// The longest pause between two looks at the clock: timers stand still during a suspend.
 const CLOCK_LOOK: Duration = Duration::from_secs(30);
 
@@ -55,6 +57,8 @@ pub(super) struct Schedule {
     due: BootInstant,
     /// The earliest time at which NOTIFY may cause a check.
     notify_from: BootInstant,
+    /// Whether the next check is for NOTIFY.
+    is_notified: bool,
     /// The numbers of failures in a row.
     failures: u32,
     refused: u32,
@@ -63,7 +67,7 @@ pub(super) struct Schedule {
 impl Schedule {
     /// Returns the schedule of a zone that is checked at once.
     pub(super) fn new(now: BootInstant) -> Self {
-        Self { due: now, notify_from: now, failures: 0, refused: 0 }
+        Self { due: now, notify_from: now, is_notified: false, failures: 0, refused: 0 }
     }
 
     pub(super) fn is_due(&self, now: BootInstant) -> bool {
@@ -77,6 +81,7 @@ impl Schedule {
 
     /// Notes NOTIFY from a primary server.
     pub(super) fn notify(&mut self, now: BootInstant) {
+        self.is_notified = true;
         self.due = self.due.min(self.notify_from.max(now));
     }
 
@@ -88,7 +93,7 @@ impl Schedule {
 
     /// Notes that a primary server has confirmed the zone. The pause is multiplied by `jitter`.
     pub(super) fn confirm(&mut self, now: BootInstant, timers: Timers, jitter: f64) {
-        (self.failures, self.refused) = (0, 0);
+        (self.failures, self.refused, self.is_notified) = (0, 0, false);
         self.due = now + timers.refresh.mul_f64(jitter);
         self.notify_from = now + AFTER_NOTIFY;
     }
@@ -96,6 +101,7 @@ impl Schedule {
     /// Notes a failed check. `timers` are those of the zone that is served, if there is one.
     pub(super) fn fail(&mut self, now: BootInstant, failure: Failure, timers: Option<Timers>, jitter: f64) {
         let own = timers.map_or_else(|| doubled(WITHOUT_ZONE, self.failures), |timers| timers.retry);
+        let own = if std::mem::take(&mut self.is_notified) { own.min(AFTER_FAILED_NOTIFY) } else { own };
         self.failures = self.failures.saturating_add(1);
         let refused = match failure {
             Failure::NoAnswer => Duration::ZERO,
@@ -189,6 +195,22 @@ mod tests {
             schedule.fail(now, Failure::NoAnswer, Some(timers), 1.0);
             assert_eq!(schedule.due, now + seconds(900), "{number}");
         }
+    }
+
+    #[test]
+    fn failed_check_for_notify_is_repeated_once_soon() {
+        let (now, timers) = (by_hand::now(), Timers::new(NUMBERS));
+        let mut schedule = Schedule::new(now);
+        schedule.confirm(now, timers, 1.0);
+        schedule.notify(now);
+        schedule.fail(now, Failure::NoAnswer, Some(timers), 1.0);
+        assert_eq!(schedule.due, now + seconds(2));
+        schedule.fail(now, Failure::NoAnswer, Some(timers), 1.0);
+        assert_eq!(schedule.due, now + seconds(900));
+        schedule.notify(now);
+        schedule.confirm(now, timers, 1.0);
+        schedule.fail(now, Failure::NoAnswer, Some(timers), 1.0);
+        assert_eq!(schedule.due, now + seconds(900), "the check for NOTIFY has passed");
     }
 
     #[test]

@@ -563,19 +563,24 @@ impl SecondaryZone {
                 self.confirm_copy(state).await;
             }
             Checked::Sent { before, copy, .. } => {
+                self.save(state, copy).await;
                 if let Some(zone) = self.served.zone().filter(|zone| Some(zone.serial()) != before) {
                     let before = before.map_or("none".to_owned(), |before| before.to_string());
                     let (serial, records) = (zone.serial(), zone.number_of_records());
                     info!("zone {origin}: serial {before} → {serial}, {records} records from {primary}");
                 }
-                state.is_saved = false;
-                let Some((copy, saved)) = copy.zip(self.place().saved) else { return };
-                match spawn_blocking(move || copy.finish(SystemTime::now())).await {
-                    Ok(Ok(())) => (state.is_saved, state.unsaved) = (true, None),
-                    Ok(Err(error)) => self.unsaved(state, &saved, &error),
-                    Err(error) => self.unsaved(state, &saved, &error),
-                }
             }
+        }
+    }
+
+    /// Keeps a zone on disk that was just received.
+    async fn save(&self, state: &mut State, copy: Option<NewCopy>) {
+        state.is_saved = false;
+        let Some((copy, saved)) = copy.zip(self.place().saved) else { return };
+        match spawn_blocking(move || copy.finish(SystemTime::now())).await {
+            Ok(Ok(())) => (state.is_saved, state.unsaved) = (true, None),
+            Ok(Err(error)) => self.unsaved(state, &saved, &error),
+            Err(error) => self.unsaved(state, &saved, &error),
         }
     }
 }
