@@ -111,6 +111,14 @@ pub struct LinkLine {
     pub position: Position,
 }
 
+/// The servers that resolve the host names of a line's upstreams: not all of them may be lb-linker itself.
+pub struct HostResolvers {
+    pub servers: Vec<SocketAddr>,
+    /// Whether the Corefile names them, not resolv.conf.
+    pub are_named: bool,
+    pub position: Position,
+}
+
 /// A server block during set-up, before it is served.
 #[derive(Default)]
 pub struct BlockBuilder {
@@ -161,6 +169,7 @@ pub struct BlockBuilder {
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// block.
     pub upstreams: Vec<(SocketAddr, Position)>,
+    pub host_resolvers: Vec<HostResolvers>,
     pub loop_state: Option<Arc<LoopState>>,
     /// Possible mistakes, such as a file that doesn't exist yet and is looked for again later.
     pub warnings: Vec<CorefileError>,
