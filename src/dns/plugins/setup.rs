@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::dnstap::tap::Taps;
-use super::etcd::follow::FollowedKeys;
+use super::etcd::keys::SharedKeys;
 use super::file::ZoneRegistry;
 use super::geoip::database::Databases;
 use super::kubernetes::external_zones::ExternalZones;
@@ -66,7 +66,7 @@ pub struct ServerContext {
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
     pub secondaries: Secondaries,
-    pub etcds: FollowedKeys,
+    pub etcds: SharedKeys,
     pub clusters: ClusterRegistry,
     pub transfer_slots: Arc<TransferSlots>,
     /// The databases of `geoip`.
@@ -274,7 +274,7 @@ impl ServerContext {
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
                 secondaries: Secondaries::default(),
-                etcds: FollowedKeys::default(),
+                etcds: SharedKeys::default(),
                 transfer_slots: Arc::default(),
                 databases: Databases::default(),
                 clusters,
