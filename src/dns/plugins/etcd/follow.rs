@@ -1,5 +1,5 @@
-//! Follows the keys of a source: sessions at its servers, one after the other. A session lists the keys if that is needed,
-//! watches their changes, and checks the watch.
+//! Follows the keys of a source: sessions at its servers, one after the other. A session lists the keys if that is
+//! needed, watches their changes, and checks the watch.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -41,8 +41,8 @@ mod tests {
     #[test]
     fn own_listeners_of_resolv_conf_are_warned_of() {
         let own = "Corefile:3:1: the host names of the upstreams are resolved by the servers of resolv.conf alone, and \
-                   127.0.0.1:53 is lb-linker itself, at dns://127.0.0.1:53: name another server by resolver, or the hosts \
-                   in /etc/hosts";
+                   127.0.0.1:53 is lb-linker itself, at dns://127.0.0.1:53: name another server by resolver, or the \
+                   hosts in /etc/hosts";
         for (servers, expected) in [
             (&["127.0.0.1:53"][..], vec![own]),
             (&["127.0.0.1:53", "0.0.0.0:53"], vec![own]),
