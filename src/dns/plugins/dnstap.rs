@@ -11,8 +11,12 @@
 //!
 //! Messages wait in a queue, which never delays an answer: what finds no room is dropped, counted in
 //! `lb_linker_dns_dnstap_messages_dropped_total`, and logged at most every 10 s. While a sink can't be reached, a new
-//! connection is tried after 0.1 to 10 s. When the block or the process ends, the sink has a second to take the rest.
-//! As every query has its messages, answers of this block aren't kept in wire form, which makes them slower.
+//! connection is tried after 0.1 to 10 s. When the block or the process ends, the sink has a second to take the rest;
+//! after a reload, messages of queries that are answered more than 0.2 s later than the block ends are dropped. As every
+//! query has its messages, answers of this block aren't kept in wire form, which makes them slower.
+//!
+//! Several blocks need different addresses for `dnstap listen`: the address belongs to the first one, and the others
+//! send nothing and say so in the log.
 //!
 //! Differences from CoreDNS:
 //!

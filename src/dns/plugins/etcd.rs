@@ -83,9 +83,11 @@ pub mod index;
 pub mod record;
 
 mod client;
-pub(super) mod follow;
+mod follow;
+pub(super) mod keys;
 mod options;
 mod reply;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -107,7 +109,7 @@ use crate::dns::message::validity::OutdatedFlag;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::metrics::staleness::Staleness;
 use answer::{LeaseTtls, Outcome, Question, answer};
-use follow::Followed;
+use keys::EtcdKeys;
 use reply::{ZoneReply, passed};
 
 const NAME: &str = "etcd";
@@ -118,7 +120,7 @@ const MAX_WAITING: usize = 1000;
 
 #[derive(Debug)]
 struct Etcd {
-    followed: Arc<Followed>,
+    keys: Arc<EtcdKeys>,
     zones: ZoneSet,
     lease_ttls: LeaseTtls,
     fallthrough: Option<ZoneSet>,
@@ -131,16 +133,16 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let staleness = setup.metrics::<Staleness>()?;
     for line in setup.lines {
         let options::Options { zones, source, lease_ttls, fallthrough } = options::parse(line, setup)?;
-        let followed = setup.context.etcds.of(source);
+        let keys = setup.context.etcds.of(source);
         let began: Arc<OnceLock<Instant>> = Arc::default();
-        let (keys, begin) = (Arc::clone(&followed), Arc::clone(&began));
+        let (followed, begin) = (Arc::clone(&keys), Arc::clone(&began));
         let staleness = Arc::clone(&staleness);
         setup.add_task(move |_, stop| async move {
             begin.get_or_init(Instant::now);
-            keys.follow(staleness, stop).await;
+            followed.follow(staleness, stop).await;
         });
         let places = Semaphore::new(MAX_WAITING);
-        setup.add_reusable(Etcd { followed, zones, lease_ttls, fallthrough, began, places });
+        setup.add_reusable(Etcd { keys, zones, lease_ttls, fallthrough, began, places });
     }
     Ok(())
 }
@@ -157,8 +159,8 @@ impl Plugin for Etcd {
         if request.query.query_class() != DNSClass::IN {
             return Err(PluginError::new(ResponseCode::Refused, ""));
         }
-        if !self.followed.is_listed() && !self.wait().await {
-            let why = self.followed.failure().unwrap_or_default();
+        if !self.keys.is_listed() && !self.wait().await {
+            let why = self.keys.failure().unwrap_or_default();
             return Err(PluginError::servfail(why).with_ede(Ede::ETCD_NOT_READY));
         }
         let question = Question { zone, name: &name, qtype: request.query.query_type() };
@@ -180,7 +182,7 @@ impl Plugin for Etcd {
     }
 
     fn note(&self) -> Option<String> {
-        self.followed.failure()
+        self.keys.failure()
     }
 }
 
@@ -191,15 +193,15 @@ impl Etcd {
     async fn wait(&self) -> bool {
         let until = self.began.get_or_init(Instant::now).checked_add(FIRST_LIST_TIMEOUT);
         if let (Some(until), Ok(_place)) = (until, self.places.try_acquire()) {
-            let _ = timeout_at(until, self.followed.listed()).await;
+            let _ = timeout_at(until, self.keys.listed()).await;
         }
-        self.followed.is_listed()
+        self.keys.is_listed()
     }
 
     /// Answers a question from one state of the keys. Also returns the flag and the serial of the state.
     fn answer(&self, question: Question<'_>) -> AnswerOfState {
-        let index = self.followed.index().read();
-        let answer = answer(&index, self.followed.range(), self.lease_ttls, question, Instant::now());
+        let index = self.keys.index().read();
+        let answer = answer(&index, self.keys.range(), self.lease_ttls, question, Instant::now());
         (answer, index.outdated().clone(), index.serial())
     }
 }

@@ -58,7 +58,9 @@
 //!   first, up to 8 queries share a connection (RFC 7766), until a shared one is silent for 300 ms. An upstream such as
 //!   CoreDNS, which answers in order, would let each query wait for the slowest one before it.
 //! - Host names in **TO** are resolved once after the start, in the background; a failure is repeated until it
-//!   succeeds. A warning tells if only the block itself would resolve them: without an upstream it has no answer.
+//!   succeeds. lb-linker isn't to resolve them itself: *resolver* with listeners of this Corefile alone is an error, and
+//!   a warning tells if resolv.conf has no other servers. A host with the address and port of an upstream before it is
+//!   left out, which the log tells.
 //! - Answers for targets of links are taken from the upstream with the best answer, as if *failover* named every code
 //!   but NXDOMAIN and YXDOMAIN.
 //! - The scope of an IPv6 address (`fe80::1%eth0`) is used, also in a file. CoreDNS drops it.
@@ -162,7 +164,7 @@ use crate::dns::upstream::lookup_origin::LookupOrigin;
 use crate::dns::upstream::metrics::ForwardMetrics;
 use crate::dns::upstream::shared_lookups::SharedLookups;
 use options::{ParsedOptions, parse};
-use to::warn_of_own_resolvers;
+use to::note_resolvers;
 
 const NAME: &str = "forward";
 
@@ -192,7 +194,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         let upstreams = Arc::new(UpstreamGroup::new(known(&to), options));
         setup.builder.upstreams.extend(addresses);
         if to.iter().any(|to| matches!(to, UpstreamAddr::Host(..))) {
-            warn_of_own_resolvers(&resolvers, &to, line, setup);
+            note_resolvers(&resolvers, &to, line, setup);
             let upstreams = Arc::clone(&upstreams);
             setup.add_task(move |_, stop| resolve(upstreams, to, resolvers, stop));
         }

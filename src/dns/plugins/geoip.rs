@@ -74,8 +74,8 @@ struct GeoIp {
     uses_subnet: bool,
 }
 
-/// The file of a block, for the task that reads it again.
-struct Followed {
+/// The file of a block's database, for the task that reads it again after a change.
+struct DatabaseFile {
     path: PathBuf,
     id: FileId,
     databases: Databases,
@@ -105,9 +105,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let opened = databases.open(&path);
     let (database, id) = opened.map_err(|error| word.error(format!("{}: it {error}", path.display())))?;
     let database = Arc::new(ArcSwap::new(database));
-    let mut followed =
-        Followed { path, id, databases, database: Arc::clone(&database), is_unreadable: false };
-    setup.add_task(move |_, stop| async move { followed.run(&stop).await });
+    let mut file =
+        DatabaseFile { path, id, databases, database: Arc::clone(&database), is_unreadable: false };
+    setup.add_task(move |_, stop| async move { file.run(&stop).await });
     setup.add_reusable(GeoIp { database, uses_subnet });
     Ok(())
 }
@@ -129,7 +129,7 @@ impl Plugin for GeoIp {
     }
 }
 
-impl Followed {
+impl DatabaseFile {
     /// Reads the file again after each change, until the block ends.
     async fn run(&mut self, stop: &CancellationToken) {
         let mut ticks = interval_at(Instant::now() + INTERVAL, INTERVAL);

@@ -87,7 +87,7 @@ use super::ttl_limits::{TtlLimits, TtlRange};
 use crate::dns::chain::labels::LabelSubject;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult, SearchPath};
 use crate::dns::chain::request::Request;
-use crate::dns::chain::zone_state::TransferredZone;
+use crate::dns::chain::zone_state::{SharedCopy, TransferredZone};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::query::whole_wire_name;
 use crate::dns::message::validity::RestsOn;
@@ -117,6 +117,8 @@ pub(super) struct Kubernetes {
     transferred: Vec<Box<[u8]>>,
     /// Their serials, and those of zones of `k8s_external`, in the order of [`View::ALL`].
     serials: [ChangeSerial; 4],
+    /// The objects for transfers that are under way.
+    copy: Arc<SharedCopy<Cluster>>,
 }
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
@@ -148,6 +150,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
         external,
         transferred,
         serials,
+        copy: Arc::default(),
     });
     Ok(())
 }
@@ -199,6 +202,7 @@ impl Plugin for Kubernetes {
             origin: origin.into(),
             serial: self.serials[view as usize].clone(),
             ttl_limits: self.ttl_limits.clone(),
+            copy: Arc::clone(&self.copy),
         }))
     }
 

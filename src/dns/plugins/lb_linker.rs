@@ -70,7 +70,7 @@ use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginRe
 use crate::dns::chain::request::{Purpose, Request};
 use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
-use crate::dns::chain::zone_state::TransferredZone;
+use crate::dns::chain::zone_state::{SharedCopy, TransferredZone};
 use crate::dns::corefile::CorefileError;
 use crate::dns::message::alias::is_alias;
 use crate::dns::message::ede::{Ede, pass_on};
@@ -116,6 +116,8 @@ pub struct LbLinker {
     prohibited: Arc<ProhibitedQueries>,
     targets: TargetResolvers,
     stale_answers: IntCounter,
+    /// The store for transfers that are under way.
+    copy: Arc<SharedCopy<Store>>,
 }
 
 #[derive(Debug)]
@@ -194,6 +196,7 @@ pub(super) fn add_link_zones(
             Arc::clone(&context.targets),
         ),
         stale_answers: metrics.stale_answers.clone(),
+        copy: Arc::default(),
     });
     let origins = || lb_linker.zones.iter().map(|zone| zone.origin().clone());
     setup.builder.link_zones = ZoneSet::new(setup.builder.link_zones.all().iter().cloned().chain(origins()));
@@ -247,7 +250,8 @@ impl Plugin for LbLinker {
         let zone = self.zones.iter().find(|zone| zone.origin() == origin && zone.serial().is_some())?;
         let (all, store, policy) =
             (Arc::clone(&self.zones), Arc::clone(&self.store), Arc::clone(&self.policy));
-        Some(Arc::new(TransferredLinkZone { zone: zone.clone(), all, store, policy }))
+        let copy = Arc::clone(&self.copy);
+        Some(Arc::new(TransferredLinkZone { zone: zone.clone(), all, store, policy, copy }))
     }
 
     fn transferred_origins(&self) -> Vec<Name> {

@@ -54,8 +54,8 @@ use async_trait::async_trait;
 use hickory_proto::op::Metadata;
 use tokio::time::Instant;
 
+use super::metadata::missing_for;
 use super::setup::{BlockBuilder, Setup};
-use super::{geoip, kubernetes, view};
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::Request;
@@ -112,13 +112,9 @@ fn rule(line: &Directive, block: &[Directive], builder: &mut BlockBuilder) -> Re
 pub(super) fn parse_format(word: &Token, block: &[Directive], builder: &mut BlockBuilder) -> Format {
     let format = Format::parse(&word.text);
     let has_metadata = !builder.labeled.all().is_empty();
-    let warning = format.metadata().find_map(|label| {
-        labels::warning(label, has_metadata, |label| {
-            kubernetes::missing_for(label, block)
-                .or_else(|| geoip::missing_for(label, block))
-                .or_else(|| view::missing_for(label, block))
-        })
-    });
+    let warning = format
+        .metadata()
+        .find_map(|label| labels::warning(label, has_metadata, |label| missing_for(label, block)));
     builder.warnings.extend(warning.map(|warning| word.error(warning)));
     format
 }

@@ -23,13 +23,21 @@
 //! Syntax: `metadata [ZONES...]`; names in **ZONES** have all labels, all others only `forward/upstream`.
 
 use super::setup::Setup;
-use crate::dns::corefile::CorefileError;
+use super::{geoip, kubernetes, view};
+use crate::dns::corefile::{CorefileError, Directive};
 
 pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let line = setup.only_line()?;
     line.no_block()?;
     setup.builder.labeled = setup.zones_or_own(line.arguments())?;
     Ok(())
+}
+
+/// Returns what a block lacks for a label that only certain plugins give.
+pub(super) fn missing_for(label: &str, block: &[Directive]) -> Option<&'static str> {
+    kubernetes::missing_for(label, block)
+        .or_else(|| geoip::missing_for(label, block))
+        .or_else(|| view::missing_for(label, block))
 }
 
 #[cfg(test)]

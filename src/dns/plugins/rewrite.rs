@@ -133,7 +133,7 @@ use hickory_proto::op::Query;
 use self::edns0::AddedOptions;
 use self::response::ResponseRule;
 use self::rule::{Rewritten, Rule};
-use super::kubernetes;
+use super::metadata::missing_for;
 use super::setup::Setup;
 use crate::dns::chain::labels;
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
@@ -152,9 +152,9 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let rules: Vec<Rule> = setup.lines.iter().map(parse::rule).collect::<Result<_, _>>()?;
     let has_metadata = !setup.builder.labeled.all().is_empty();
     for (line, rule) in setup.lines.iter().zip(&rules) {
-        let warning = rule.label().and_then(|label| {
-            labels::warning(label, has_metadata, |label| kubernetes::missing_for(label, setup.block))
-        });
+        let warning = rule
+            .label()
+            .and_then(|label| labels::warning(label, has_metadata, |label| missing_for(label, setup.block)));
         // Labels in a rule have no slash at the beginning.
         let warning = warning.map(|warning| warning.replacen("{/", "{", 1));
         setup.builder.warnings.extend(warning.map(|warning| line.error(warning)));

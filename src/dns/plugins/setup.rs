@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::dnstap::tap::Taps;
-use super::etcd::follow::FollowedKeys;
+use super::etcd::keys::SharedKeys;
 use super::file::ZoneRegistry;
 use super::geoip::database::Databases;
 use super::kubernetes::external_zones::ExternalZones;
@@ -66,7 +66,7 @@ pub struct ServerContext {
     pub upstream_sockets: Arc<SocketBudget>,
     pub zones: ZoneRegistry,
     pub secondaries: Secondaries,
-    pub etcds: FollowedKeys,
+    pub etcds: SharedKeys,
     pub clusters: ClusterRegistry,
     pub transfer_slots: Arc<TransferSlots>,
     /// The databases of `geoip`.
@@ -108,6 +108,14 @@ pub struct ClusterZone {
 pub struct LinkLine {
     pub zone: Name,
     pub plugin: &'static str,
+    pub position: Position,
+}
+
+/// The servers that resolve the host names of a line's upstreams: not all of them may be lb-linker itself.
+pub struct HostResolvers {
+    pub servers: Vec<SocketAddr>,
+    /// Whether the Corefile names them, not resolv.conf.
+    pub are_named: bool,
     pub position: Position,
 }
 
@@ -161,6 +169,7 @@ pub struct BlockBuilder {
     /// The upstreams that the Corefile names by address, with their positions: none of them may be a listener of this
     /// block.
     pub upstreams: Vec<(SocketAddr, Position)>,
+    pub host_resolvers: Vec<HostResolvers>,
     pub loop_state: Option<Arc<LoopState>>,
     /// Possible mistakes, such as a file that doesn't exist yet and is looked for again later.
     pub warnings: Vec<CorefileError>,
@@ -265,7 +274,7 @@ impl ServerContext {
                 upstream_sockets: Arc::default(),
                 zones: ZoneRegistry::default(),
                 secondaries: Secondaries::default(),
-                etcds: FollowedKeys::default(),
+                etcds: SharedKeys::default(),
                 transfer_slots: Arc::default(),
                 databases: Databases::default(),
                 clusters,

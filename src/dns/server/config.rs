@@ -1,5 +1,6 @@
 //! Converts a Corefile to a configuration: blocks, and the listeners that serve them.
 
+mod resolvers;
 mod targets;
 
 use std::fmt;
@@ -163,6 +164,7 @@ pub fn build_all(
     configuration.warn_of_missing_tls();
     configuration.warn_of_targets_without_a_block();
     configuration.warn_of_different_proxies();
+    configuration.check_host_resolvers().map_err(|error| vec![error])?;
     let Configuration { blocks, listeners } = &configuration;
     if blocks.is_empty() {
         let start = Position { file: file.into(), line: 1, column: 1 };

@@ -32,24 +32,35 @@ pub enum UpstreamAddr {
     Host(String, u16, Transport),
 }
 
+/// Upstreams, of several with one address and port the first one.
+#[derive(Debug, Default)]
+struct Resolved {
+    endpoints: Vec<UpstreamEndpoint>,
+    /// The others, as text.
+    left_out: Vec<String>,
+}
+
+impl Resolved {
+    fn add(&mut self, host: Option<&str>, address: SocketAddr, transport: &Transport) {
+        if self.endpoints.iter().all(|other| other.address != address) {
+            self.endpoints.push(UpstreamEndpoint::new(address, transport));
+        } else {
+            let text = host.map_or_else(|| address.to_string(), |host| format!("{host} ({address})"));
+            self.left_out.push(text);
+        }
+    }
+}
+
 /// Returns the upstreams with known addresses, without duplicates.
 #[must_use]
 pub fn known(upstreams: &[UpstreamAddr]) -> Vec<UpstreamEndpoint> {
-    let known = upstreams.iter().filter_map(|to| match to {
-        UpstreamAddr::Address(address, transport) => Some(UpstreamEndpoint::new(*address, transport)),
-        UpstreamAddr::Host(..) => None,
-    });
-    each_once(known)
-}
-
-fn each_once(endpoints: impl Iterator<Item = UpstreamEndpoint>) -> Vec<UpstreamEndpoint> {
-    let mut all: Vec<UpstreamEndpoint> = Vec::new();
-    for endpoint in endpoints {
-        if all.iter().all(|other| other.address != endpoint.address) {
-            all.push(endpoint);
+    let mut known = Resolved::default();
+    for upstream in upstreams {
+        if let UpstreamAddr::Address(address, transport) = upstream {
+            known.add(None, *address, transport);
         }
     }
-    all
+    known.endpoints
 }
 
 /// Resolves the names of upstreams, with retries until each name has an address, and then replaces the upstreams of
@@ -64,7 +75,7 @@ pub async fn resolve(
         let mut pause = RESOLVE_BACKOFF.0;
         loop {
             match resolve_once(&upstreams, &resolvers, &forward.options.sockets).await {
-                Ok(endpoints) => break endpoints,
+                Ok(resolved) => break resolved,
                 Err(error) => warn!("plugin/forward: {error}; trying again in {} s", pause.as_secs()),
             }
             sleep(pause).await;
@@ -73,9 +84,13 @@ pub async fn resolve(
     };
     tokio::select! {
         () = stop.cancelled() => {}
-        endpoints = resolving => {
+        Resolved { endpoints, left_out } = resolving => {
             let all: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
             info!("plugin/forward: the upstreams are {}", all.join(", "));
+            if !left_out.is_empty() {
+                let left_out = left_out.join(", ");
+                warn!("plugin/forward: {left_out} left out: an upstream before has the same address and port");
+            }
             forward.set(endpoints);
         }
     }
@@ -85,11 +100,11 @@ async fn resolve_once(
     upstreams: &[UpstreamAddr],
     resolvers: &[SocketAddr],
     sockets: &Arc<SocketBudget>,
-) -> io::Result<Vec<UpstreamEndpoint>> {
-    let mut all = Vec::new();
+) -> io::Result<Resolved> {
+    let mut all = Resolved::default();
     for upstream in upstreams {
         match upstream {
-            UpstreamAddr::Address(address, transport) => all.push(UpstreamEndpoint::new(*address, transport)),
+            UpstreamAddr::Address(address, transport) => all.add(None, *address, transport),
             UpstreamAddr::Host(host, port, transport) => {
                 let found = addresses(host, resolvers, sockets).await.and_then(|ips| match ips[..] {
                     [] => Err(io::Error::other("it has no addresses")),
@@ -97,13 +112,13 @@ async fn resolve_once(
                 });
                 let ips = found
                     .map_err(|error| io::Error::other(format!("failed to resolve {host:?}: {error}")))?;
-                all.extend(
-                    ips.into_iter().map(|ip| UpstreamEndpoint::new(SocketAddr::new(ip, *port), transport)),
-                );
+                for ip in ips {
+                    all.add(Some(host), SocketAddr::new(ip, *port), transport);
+                }
             }
         }
     }
-    Ok(each_once(all.into_iter()))
+    Ok(all)
 }
 
 async fn addresses(
@@ -148,4 +163,22 @@ async fn addresses(
         }
     }
     Ok(ips)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn upstream_with_the_address_of_another_is_left_out_and_named() {
+        let host = |name: &str| UpstreamAddr::Host(name.to_owned(), 53, Transport::Udp);
+        let address = |text: &str| UpstreamAddr::Address(text.parse().unwrap(), Transport::Tcp);
+        let upstreams =
+            [host("192.0.2.1"), address("192.0.2.2:53"), address("192.0.2.1:53"), host("192.0.2.2")];
+        // Addresses need no resolver.
+        let Resolved { endpoints, left_out } = resolve_once(&upstreams, &[], &Arc::default()).await.unwrap();
+        let endpoints: Vec<String> = endpoints.iter().map(ToString::to_string).collect();
+        assert_eq!(endpoints, ["192.0.2.1:53", "192.0.2.2:53"]);
+        assert_eq!(left_out, ["192.0.2.1:53", "192.0.2.2 (192.0.2.2:53)"]);
+    }
 }

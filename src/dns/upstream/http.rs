@@ -63,7 +63,7 @@ pub(crate) enum HttpRefusal {
     GrpcStatus(u32),
     #[error("the gRPC response has no status")]
     NoGrpcStatus,
-    #[error("{0}")]
+    #[error("{}", clause(*.0))]
     Grpc(grpc::GrpcError),
 }
 
@@ -159,6 +159,16 @@ impl HttpRequests {
             },
         }
     }
+}
+
+/// Returns the sentence about an error in the form of the other texts, which follow `read tcp …: `.
+fn clause(error: grpc::GrpcError) -> String {
+    let mut text = error.to_string();
+    text.truncate(text.trim_end_matches('.').len());
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_lowercase();
+    }
+    text
 }
 
 fn text(headers: &HeaderMap, name: HeaderName) -> &str {
@@ -281,7 +291,7 @@ mod tests {
             (Some("14"), grpc::encode(b"ab"), Err("the gRPC status is 14".to_owned())),
             (Some("x"), grpc::encode(b"ab"), Err("the gRPC response has no status".to_owned())),
             (None, grpc::encode(b"ab"), Err("the gRPC response has no status".to_owned())),
-            (Some("0"), vec![], Err("The gRPC message isn't complete.".to_owned())),
+            (Some("0"), vec![], Err("the gRPC message isn't complete".to_owned())),
         ] {
             let found = requests.message(&query, &HeaderMap::new(), body, &status(text));
             assert_eq!(found.map_err(|error| error.to_string()), expected);

@@ -8,22 +8,21 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::queue::{FrameQueue, Frames, queue};
-use super::sink::{Endpoint, Sink, SinkError, SinkStream, TIMEOUT, until_stopped};
+use super::sink::{Endpoint, GRACE, Sink, SinkError, SinkStream, TIMEOUT, until_stopped};
 use super::tap::Tap;
 use crate::dns::net::ipv6_is_off;
 use crate::dns::plugins::refusal_log::RefusalLog;
 
 /// The maximum number of sinks of a listener; more wait until one ends.
 const MAX_SINKS: usize = 16;
-/// The pause after an address can't be opened, or a connection can't be accepted. After a reload the address may belong
-/// to the block before for a moment.
+/// The pause after an address can't be opened, or a connection can't be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts sinks until the block ends.
@@ -87,15 +86,20 @@ impl Incoming {
 
     /// Opens the address, and tries it again until it is free.
     async fn open(&self, failures: &RefusalLog) -> Listener {
+        let (begun, mut is_first) = (Instant::now(), true);
         loop {
             let opened = match &self.endpoint {
+                // After a reload the block before has it for a moment, and would take a probe for a sink.
+                Endpoint::Unix(path) if is_first => UnixListener::bind(path).map(Listener::Unix),
                 Endpoint::Unix(path) => open_unix(path).await.map(Listener::Unix),
                 Endpoint::Tcp(address) | Endpoint::Tls(address) => bind(address).await.map(Listener::Tcp),
             };
             match opened {
                 Ok(listener) => return listener,
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < GRACE => {}
                 Err(error) => self.warn(failures, "it can't be opened", &error),
             }
+            is_first = false;
             sleep(PAUSE).await;
         }
     }

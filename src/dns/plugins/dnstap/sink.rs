@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +30,9 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(4);
 /// The approximate maximum size of a write, in bytes.
 const BATCH: usize = 64 << 10;
 /// How long the last messages may take when the block ends.
-const GRACE: Duration = Duration::from_secs(1);
+pub(super) const GRACE: Duration = Duration::from_secs(1);
+/// How long after the end of the block messages still come: of queries that were under way at a reload.
+const SETTLE: Duration = Duration::from_millis(200);
 /// The first and the longest pause before a sink is connected again. A connection that lasts as long as the longest
 /// pause counts as a success.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
@@ -113,7 +116,7 @@ impl<S: AsyncRead + AsyncWrite> Sink<S> {
         Ok(sink)
     }
 
-    /// Sends the messages of a queue until `stop` is cancelled, and then the messages that wait already.
+    /// Sends the messages of a queue until `stop` was cancelled for [`SETTLE`].
     ///
     /// # Errors
     /// If the connection ends before.
@@ -124,6 +127,10 @@ impl<S: AsyncRead + AsyncWrite> Sink<S> {
         stop: &CancellationToken,
     ) -> Result<(), SinkError> {
         let mut batch = Vec::new();
+        let mut settled = pin!(async {
+            stop.cancelled().await;
+            sleep(SETTLE).await;
+        });
         loop {
             let first = tokio::select! {
                 biased;
@@ -135,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite> Sink<S> {
                     });
                 }
                 frame = frames.next() => frame,
-                () = stop.cancelled() => None,
+                () = &mut settled => None,
             };
             let Some(first) = first else { break };
             batch.clear();
@@ -171,12 +178,14 @@ impl<S: AsyncRead + AsyncWrite> Sink<S> {
 // === impl Outgoing ===
 
 impl Outgoing {
-    /// Sends the messages of a queue to the sink until `stop` is cancelled, and connects again after each failure.
+    /// Sends the messages of a queue to the sink until `stop` is cancelled, and connects again after each failure. If
+    /// messages wait without a connection then, tries once more.
     pub async fn run(&self, mut frames: Frames, lost: &Lost, stop: &CancellationToken) {
         let failures = RefusalLog::default();
         let sending = async {
             let (mut pause, mut is_logged) = (PAUSES.0, false);
-            while !stop.is_cancelled() {
+            let mut is_last = false;
+            while !is_last || frames.waiting() > 0 {
                 let begun = Instant::now();
                 let outcome = match self.open().await {
                     Ok(sink) => {
@@ -199,9 +208,10 @@ impl Outgoing {
                 if begun.elapsed() >= PAUSES.1 {
                     pause = PAUSES.0;
                 }
-                if stop.run_until_cancelled(sleep(pause)).await.is_none() {
+                if is_last {
                     return;
                 }
+                is_last = stop.run_until_cancelled(sleep(pause)).await.is_none();
                 pause = PAUSES.1.min(pause * 2);
             }
         };

@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hickory_proto::op::{Message, OpCode, Query};
@@ -9,10 +10,13 @@ use rustls::DEFAULT_VERSIONS;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::task::yield_now;
+use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::either::Either;
 
 use super::frames::{Control, control};
+use crate::captured_log::CapturedLog;
 use crate::dns::chain::handler::Handler;
 use crate::dns::net::Protocol;
 use crate::dns::plugins::tests::fake_upstream::{FakeUpstream, address};
@@ -61,6 +65,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> TestSink<S> {
     /// Returns the next message in text form.
     async fn next(&mut self) -> String {
         show(&frame(&mut self.0).await.expect("a frame"))
+    }
+
+    /// Checks that the messages of a query come, and then the end of the block.
+    async fn is_told_of_a_query_and_the_end(&mut self) {
+        assert_eq!(self.next().await, "me v - 5/1/1 192.0.2.7:5353 -");
+        assert_eq!(self.next().await, "me v - 6/1/1 192.0.2.7:5353 -");
+        assert_eq!(frame(&mut self.0).await, Some(vec![0, 0, 0, 3]));
+        self.0.write_all(&control(Control::Finish)).await.unwrap();
     }
 }
 
@@ -208,6 +220,41 @@ async fn queries_to_upstreams_are_sent_to_a_sink() {
     assert_eq!(sink.next().await, "me v - 6/1/1 192.0.2.7:5353 - response 8 a.");
 }
 
+#[tokio::test(start_paused = true)]
+async fn messages_come_until_the_queries_of_the_block_have_ended() {
+    let (_directory, listener, path) = socket();
+    let (server, stop, mut running) =
+        TestServer::running(&format!("dnstap {path} {{\nidentity me\nversion v\n}}\nwhoami"));
+    let mut sink = TestSink::accept(listener.accept().await.unwrap().0).await;
+    stop.cancel();
+    // The tasks see it before the query is answered.
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    answer(&server, 7, "a. A").await;
+    sink.is_told_of_a_query_and_the_end().await;
+    running.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn messages_that_wait_in_a_pause_are_sent_before_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tap.sock");
+    let lines = format!("dnstap {} {{\nidentity me\nversion v\n}}\nwhoami", path.display());
+    let (server, stop, mut running) = TestServer::running(&lines);
+    answer(&server, 7, "a. A").await;
+    // There is no sink yet: the next attempt waits for its time.
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    let listener = UnixListener::bind(&path).unwrap();
+    stop.cancel();
+    let mut sink = TestSink::accept(listener.accept().await.unwrap().0).await;
+    sink.is_told_of_a_query_and_the_end().await;
+    running.join_next().await.unwrap().unwrap();
+    assert_eq!(server.metrics("dnstap_messages_dropped"), ["lb_linker_dns_dnstap_messages_dropped_total 0"]);
+}
+
 #[tokio::test]
 async fn sink_is_connected_again_after_it_has_left() {
     let (_directory, listener, path) = socket();
@@ -257,7 +304,7 @@ async fn sinks_that_connect_get_all_messages_until_they_leave() {
     let connect = async || loop {
         match UnixStream::connect(&path).await {
             Ok(stream) => return TestSink::accept(stream).await,
-            Err(_) => tokio::task::yield_now().await,
+            Err(_) => yield_now().await,
         }
     };
     let (mut one, mut other) = (connect().await, connect().await);
@@ -265,7 +312,7 @@ async fn sinks_that_connect_get_all_messages_until_they_leave() {
     let asking = async {
         loop {
             answer(&server, 7, "a. A").await;
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
     };
     tokio::select! {
@@ -283,6 +330,37 @@ async fn sinks_that_connect_get_all_messages_until_they_leave() {
     assert!(!path.exists());
 }
 
+#[tokio::test(start_paused = true)]
+async fn address_of_a_block_before_is_taken_without_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("tap.sock");
+    let lines = format!("dnstap listen {}\nwhoami", path.display());
+    let (_before, end_of_before, mut tasks_before) = TestServer::running(&lines);
+    while !path.exists() {
+        yield_now().await;
+    }
+    let (log, _guard) = CapturedLog::start(tracing::Level::WARN);
+    let (_server, stop, mut running) = TestServer::running(&lines);
+    for _ in 0..10 {
+        yield_now().await;
+    }
+    end_of_before.cancel();
+    tasks_before.join_next().await.unwrap().unwrap();
+    while !path.exists() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    TestSink::accept(UnixStream::connect(&path).await.unwrap()).await;
+    assert_eq!(log.text(), "");
+    // An address that another program has is told.
+    stop.cancel();
+    running.join_next().await.unwrap().unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    let (_server, _stop, _running) = TestServer::running(&lines);
+    while !log.text().contains("it can't be opened: Address already in use") {
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
 #[tokio::test]
 async fn messages_of_a_sink_that_is_given_up_are_counted() {
     let directory = tempfile::tempdir().unwrap();
@@ -292,7 +370,7 @@ async fn messages_of_a_sink_that_is_given_up_are_counted() {
     let sink = loop {
         match UnixStream::connect(&path).await {
             Ok(stream) => break TestSink::accept(stream).await,
-            Err(_) => tokio::task::yield_now().await,
+            Err(_) => yield_now().await,
         }
     };
     // They are more than a single write takes, and the sink's task runs only after the sink has left.

@@ -1,6 +1,6 @@
 //! Parses the upstreams of `forward`: addresses, files like resolv.conf, and host names.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::Path;
 
 use hickory_proto::rr::Name;
@@ -9,10 +9,8 @@ use rustls::pki_types::ServerName;
 use crate::dns::corefile::resolv_conf::{nameservers, scope};
 use crate::dns::corefile::{CorefileError, Directive, Scheme, Token};
 use crate::dns::message::https;
-use crate::dns::message::zone_set::ZoneSet;
-use crate::dns::net::interfaces::is_own_listener;
 use crate::dns::plugins::client_tls::server_name;
-use crate::dns::plugins::setup::{BlockBuilder, Setup};
+use crate::dns::plugins::setup::{HostResolvers, Setup};
 use crate::dns::upstream::bootstrap::UpstreamAddr;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +30,7 @@ pub(in crate::dns::plugins) enum AddressOrHost {
 }
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
+const HOSTS: &str = "/etc/hosts";
 const EXPECTED_FORMS: &str = "an address such as 192.0.2.1, [2001:db8::1]:53, tls://192.0.2.1%dns.example.com or \
                               https://192.0.2.1/dns-query, a file like /etc/resolv.conf, or a host's name";
 
@@ -75,38 +74,43 @@ pub(in crate::dns::plugins) fn destinations(
     parts.at_host(scheme, word).map(|destination| vec![destination])
 }
 
-/// Warns if a host name of the upstreams `to` is in the block's zones, and all servers that resolve it, the `named` ones
-/// or those of resolv.conf, are this block itself.
-pub(super) fn warn_of_own_resolvers(
+/// Notes which servers resolve the host names of the upstreams `to`: the `named` ones, or those of resolv.conf unless
+/// the names are in the file of hosts.
+pub(super) fn note_resolvers(
     named: &[SocketAddr],
     to: &[UpstreamAddr],
     line: &Directive,
     setup: &mut Setup<'_>,
 ) {
-    let zones = ZoneSet::new(setup.zones.iter().cloned());
-    let is_in_zones = |host: &str| Name::from_ascii(host).is_ok_and(|name| zones.contains(&name));
-    if !to.iter().any(|to| matches!(to, UpstreamAddr::Host(host, ..) if is_in_zones(host))) {
-        return;
-    }
-    let (listed, instead) = if named.is_empty() {
-        let text = setup.read(Path::new(RESOLV_CONF)).unwrap_or_default();
-        let listed = nameservers(&String::from_utf8_lossy(&text)).collect();
-        (listed, "name another server by resolver, or the hosts in /etc/hosts")
+    let servers = if named.is_empty() {
+        let known = text_of(HOSTS, setup);
+        let is_known = |to: &UpstreamAddr| match to {
+            UpstreamAddr::Host(host, ..) => has_host(&known, host),
+            UpstreamAddr::Address(..) => true,
+        };
+        if to.iter().all(is_known) {
+            return;
+        }
+        nameservers(&text_of(RESOLV_CONF, setup)).collect()
     } else {
-        (named.to_vec(), "name another server by resolver")
+        named.to_vec()
     };
-    let BlockBuilder { bind, ports, .. } = &setup.builder;
-    let all = [IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
-    let bind = if bind.is_empty() { &all[..] } else { &bind[..] };
-    let listeners = || bind.iter().flat_map(|ip| ports.iter().map(|port| SocketAddr::new(*ip, *port)));
-    let is_own = |server: &SocketAddr| listeners().any(|listen| is_own_listener(listen, *server));
-    if let Some(first) = listed.first().filter(|_| listed.iter().all(is_own)) {
-        let warning = line.error(format!(
-            "{first} would resolve the host names of the upstreams, and is this block itself, which has no answer \
-             without an upstream: {instead}"
-        ));
-        setup.builder.warnings.push(warning);
-    }
+    // The last one counts.
+    let option = line.options().iter().rfind(|option| option.name() == "resolver");
+    let word = option.and_then(|option| option.arguments().first());
+    let position = word.map_or_else(|| line.position(), |word| &word.position).clone();
+    setup.builder.host_resolvers.push(HostResolvers { servers, are_named: !named.is_empty(), position });
+}
+
+/// Returns the text of a file, which is empty if it can't be read.
+fn text_of(file: &str, setup: &mut Setup<'_>) -> String {
+    String::from_utf8_lossy(&setup.read(Path::new(file)).unwrap_or_default()).into_owned()
+}
+
+/// Returns whether a file of hosts has a name.
+fn has_host(hosts: &str, name: &str) -> bool {
+    let lines = hosts.lines().map(|line| line.split('#').next().unwrap_or_default());
+    lines.flat_map(|line| line.split_whitespace().skip(1)).any(|known| known.eq_ignore_ascii_case(name))
 }
 
 /// Checks the path of a URL, which may be empty.
@@ -198,5 +202,25 @@ impl<'a> Parts<'a> {
 
     fn server_name(&self, word: &Token) -> Result<Option<ServerName<'static>>, CorefileError> {
         self.zone.map(|name| server_name(name, word)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_found_in_their_file() {
+        let hosts =
+            "127.0.0.1 localhost\n192.0.2.1\ta.example  B.example # c.example\n#192.0.2.2 d.example\n";
+        for (name, expected) in [
+            ("a.example", true),
+            ("b.example", true),
+            ("c.example", false),
+            ("d.example", false),
+            ("192.0.2.1", false),
+        ] {
+            assert_eq!(has_host(hosts, name), expected, "{name}");
+        }
     }
 }

@@ -113,31 +113,36 @@ async fn changed_file_is_read_again_and_a_damaged_one_is_not_used() {
     let (database, id) = databases.open(&path).unwrap();
     assert!(Arc::ptr_eq(&database, &databases.open(&path).unwrap().0), "blocks share it");
     let database = Arc::new(ArcSwap::new(database));
-    let mut followed =
-        Followed { path: path.clone(), id, databases, database: Arc::clone(&database), is_unreadable: false };
+    let mut file = DatabaseFile {
+        path: path.clone(),
+        id,
+        databases,
+        database: Arc::clone(&database),
+        is_unreadable: false,
+    };
     let client = [127, 0, 0, 1].into();
     let city = || database.load().label("city/name", client);
     let number = || database.load().label("asn/number", client);
-    followed.refresh().await;
+    file.refresh().await;
     assert_eq!((city().as_deref(), number()), (Some("Cambridge"), None));
     let cut = bytes("asn");
     replace(&cut[..cut.len() / 2]);
-    followed.refresh().await;
+    file.refresh().await;
     assert_eq!(city().as_deref(), Some("Cambridge"));
     fs::remove_file(&path).unwrap();
-    followed.refresh().await;
+    file.refresh().await;
     assert_eq!(city().as_deref(), Some("Cambridge"));
     // A directory can't be read.
     fs::create_dir(&path).unwrap();
-    let last = followed.id;
+    let last = file.id;
     let (log, guard) = CapturedLog::start(tracing::Level::WARN);
-    followed.refresh().await;
-    followed.refresh().await;
-    assert_eq!((followed.id, log.text().matches("can't be read").count()), (last, 1));
+    file.refresh().await;
+    file.refresh().await;
+    assert_eq!((file.id, log.text().matches("can't be read").count()), (last, 1));
     drop(guard);
     fs::remove_dir(&path).unwrap();
     replace(&bytes("asn"));
-    followed.refresh().await;
+    file.refresh().await;
     assert_eq!((city(), number().as_deref()), (None, Some("12345")));
 }
 

@@ -12,7 +12,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use super::external_zones::ExternalZones;
 use super::reply::ZoneReply;
 use super::zone_reply;
-use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use crate::dns::chain::zone_state::{SharedCopy, TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::message::zone_record::of_name;
 use crate::dns::plugins::ttl_limits::TtlLimits;
 use crate::store::change_time::ChangeSerial;
@@ -37,6 +37,7 @@ pub(super) struct TransferredClusterZone {
     pub(super) origin: Box<[u8]>,
     pub(super) serial: ChangeSerial,
     pub(super) ttl_limits: Option<TtlLimits>,
+    pub(super) copy: Arc<SharedCopy<Cluster>>,
 }
 
 impl TransferredZone for TransferredClusterZone {
@@ -52,9 +53,10 @@ impl TransferredZone for TransferredClusterZone {
     }
 
     fn state(&self) -> Option<ZoneState> {
-        let serial = ChangeSerial::fixed(self.serial.advance());
+        let serial = self.serial.advance();
         // After the serial: it must not be newer than the records.
-        let at = Self { serial, cluster: Arc::new(self.cluster.copy()), ..self.clone() };
+        let cluster = self.copy.of(serial, || self.cluster.copy());
+        let at = Self { serial: ChangeSerial::fixed(serial), cluster, ..self.clone() };
         let soa = at.soa()?;
         let names = at.names();
         let is_glue = |owner: &[u8]| owner.ends_with(&at.origin) && !names.contains(owner);

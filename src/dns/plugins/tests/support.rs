@@ -138,9 +138,13 @@ impl TestServer {
 
     /// Returns the error of a block for the root zone with these lines.
     pub(crate) fn error(lines: &str) -> String {
-        let text = format!(". {{\n{lines}\n}}\n");
-        let configured = configure(Path::new("Corefile"), &text, &FileSources::SYSTEM, &shared().0);
-        configured.expect_err("an error").to_string()
+        Self::refusal(&format!(". {{\n{lines}\n}}\n")).expect("an error")
+    }
+
+    /// Returns the error of a whole Corefile; `None` if it loads.
+    pub(crate) fn refusal(text: &str) -> Option<String> {
+        let configured = configure(Path::new("Corefile"), text, &FileSources::SYSTEM, &shared().0);
+        configured.err().map(|error| error.to_string())
     }
 
     /// Sets the address of the client.

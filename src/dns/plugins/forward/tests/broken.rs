@@ -127,8 +127,6 @@ fn invalid_option_is_rejected_with_its_position() {
 
 #[test]
 fn upstreams_that_may_never_be_asked_are_warned_of() {
-    let own = "Corefile:2:1: 127.0.0.1:53 would resolve the host names of the upstreams, and is this block itself, which \
-               has no answer without an upstream: name another server by resolver";
     let left_out = |place: &str, text: &str| {
         format!(
             "Corefile:2:{place}: {text:?} isn't asked: an upstream before it has the same address and port, and is asked \
@@ -136,11 +134,6 @@ fn upstreams_that_may_never_be_asked_are_warned_of() {
         )
     };
     for (block, line, warnings) in [
-        (".", "https://dns.example {\nresolver 127.0.0.1\n}", vec![own.to_owned()]),
-        (".", "https://dns.example {\nresolver 127.0.0.1 192.0.2.1\n}", vec![]),
-        (".:54", "https://dns.example {\nresolver 127.0.0.1\n}", vec![]),
-        ("corp", "tls://dns.example {\nresolver 127.0.0.1\n}", vec![]),
-        ("corp", "tls://dns.corp {\nresolver 127.0.0.1\n}", vec![own.to_owned()]),
         (
             ".",
             "https://192.0.2.1/a https://192.0.2.1/b tls://192.0.2.1:443 https://192.0.2.1/a",
@@ -152,5 +145,36 @@ fn upstreams_that_may_never_be_asked_are_warned_of() {
         let found: Vec<String> =
             configuration.blocks[0].builder.warnings.iter().map(ToString::to_string).collect();
         assert_eq!(found, warnings, "{block} {line}");
+    }
+}
+
+#[test]
+fn own_listeners_resolve_no_host_names_of_upstreams() {
+    let refused = |place: &str, server: &str, listener: &str| {
+        Some(format!(
+            "Corefile:{place}: {server} is lb-linker itself, at {listener}: the host names of upstreams have to be \
+             resolved by another server"
+        ))
+    };
+    for (blocks, forward, expected) in [
+        (". {", "tls://dns.example {\nresolver 127.0.0.1\n}", refused("3:10", "127.0.0.1:53", "dns://:53")),
+        ("corp {", "tls://dns.example {\nresolver 0.0.0.0\n}", refused("3:10", "0.0.0.0:53", "dns://:53")),
+        (
+            ".:54 {\nwhoami\n}\ncorp {",
+            "https://dns.example {\nresolver 127.0.0.1 127.0.0.1:54\n}",
+            refused("6:10", "127.0.0.1:53", "dns://:53"),
+        ),
+        (
+            "a {\nbind 127.0.0.9\nwhoami\n}\nb {\nbind 127.0.0.8",
+            "dns.example {\nresolver 192.0.2.1\nresolver 127.0.0.9\n}",
+            refused("9:10", "127.0.0.9:53", "dns://127.0.0.9:53"),
+        ),
+        (". {", "https://dns.example {\nresolver 127.0.0.1 192.0.2.1\n}", None),
+        (".:54 {", "https://dns.example {\nresolver 127.0.0.1\n}", None),
+        ("grpc://.:53 {", "https://dns.example {\nresolver 127.0.0.1\n}", None),
+        (". {", "192.0.2.1 {\nresolver 127.0.0.1\n}", None),
+    ] {
+        let text = format!("{blocks}\nforward . {forward}\n}}\n");
+        assert_eq!(TestServer::refusal(&text), expected, "{text}");
     }
 }

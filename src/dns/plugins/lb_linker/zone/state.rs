@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hickory_proto::rr::{Name, RecordType};
 
 use super::{Hop, Zone, ZoneKind};
-use crate::dns::chain::zone_state::{TransferredZone, ZoneRecord, ZoneState};
+use crate::dns::chain::zone_state::{SharedCopy, TransferredZone, ZoneRecord, ZoneState};
 use crate::dns::message::zone_record::of_name;
 use crate::model::owner::Source;
 use crate::model::target_policy::TargetPolicy;
@@ -25,6 +25,7 @@ pub(in crate::dns::plugins::lb_linker) struct TransferredLinkZone {
     pub(in crate::dns::plugins::lb_linker) all: Arc<[Zone]>,
     pub(in crate::dns::plugins::lb_linker) store: Arc<Store>,
     pub(in crate::dns::plugins::lb_linker) policy: Arc<TargetPolicy>,
+    pub(in crate::dns::plugins::lb_linker) copy: Arc<SharedCopy<Store>>,
 }
 
 impl TransferredZone for TransferredLinkZone {
@@ -43,7 +44,8 @@ impl TransferredZone for TransferredLinkZone {
         let serial = self.zone.serial.as_ref()?.advance();
         let zone = Zone { serial: Some(ChangeSerial::fixed(serial)), ..self.zone.clone() };
         // After the serial: it must not be newer than the records.
-        let at = Self { zone, store: Arc::new(self.store.copy()), ..self.clone() };
+        let store = self.copy.of(serial, || self.store.copy());
+        let at = Self { zone, store, ..self.clone() };
         let soa = at.soa()?;
         let names = at.zone.names(&at.store).into_iter();
         Some(ZoneState { soa, records: Box::new(names.flat_map(move |name| of_name(at.records_at(&name)))) })

@@ -251,7 +251,22 @@ fn invalid_edns0_rules_are_rejected_with_their_position() {
 
 #[test]
 fn labels_without_a_value_are_warned_of() {
-    let warnings = TestServer::builder("rewrite edns0 local set 1 {some/label}").warnings;
-    let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(warnings, ["Corefile:2:1: {some/label} has no effect here: the block has no metadata"]);
+    for (lines, expected) in [
+        (
+            "rewrite edns0 local set 1 {some/label}",
+            "2:1: {some/label} has no effect here: the block has no metadata",
+        ),
+        (
+            "metadata\nrewrite edns0 local set 1 {geoip/city/name}",
+            "3:1: {geoip/city/name} has no effect here: the block has no geoip",
+        ),
+        (
+            "metadata\nrewrite edns0 local set 1 {view/name}",
+            "3:1: {view/name} has no effect here: the block has no view",
+        ),
+    ] {
+        let warnings = TestServer::builder(lines).warnings;
+        let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings, [format!("Corefile:{expected}")]);
+    }
 }

@@ -38,7 +38,7 @@ fn settle(store: &Store) {
 fn transferred(mut zone: Zone, store: &Arc<Store>) -> TransferredLinkZone {
     zone.set_serial(store.change_serial());
     let (all, store) = ([zone.clone()].into(), Arc::clone(store));
-    TransferredLinkZone { zone, all, store, policy: Arc::default() }
+    TransferredLinkZone { zone, all, store, policy: Arc::default(), copy: Arc::default() }
 }
 
 fn records(zone: &TransferredLinkZone) -> Vec<ZoneRecord> {
