@@ -90,6 +90,7 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
             format!("lb-linker: {}:3:", broken_manifests.path().join("web.yaml").display()),
         ),
         (vec!["--upstream", "/nonexistent"], "lb-linker: --upstream /nonexistent: No such file".to_owned()),
+        (vec!["scan", "-o", "yml"], "invalid value 'yml' for '-o <FORMAT>'".to_owned()),
     ] {
         let output = run_to_end(&args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
@@ -119,7 +120,10 @@ fn kubeconfig_is_read_as_kubectl_does() {
     assert!(stdout(&output).lines().any(|line| line == server), "{}", stdout(&output));
     let output = run_to_end_with(&variables, ["check", "--cluster", "--upstream", "none"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(cluster_errors(&output).contains("Connection refused"), "{}", stdout(&output));
+    let errors = cluster_errors(&output);
+    let expected = format!("{server}: can't review the permission to list services in all namespaces: ");
+    assert!(errors.contains(&expected) && errors.contains("Connection refused"), "{errors}");
+    assert!(errors.contains("look whether it runs, and whether the kubeconfig"), "{errors}");
     assert_eq!(stderr(&output), "");
     let output = run_to_end_with(&variables, ["check", "--upstream", "none", "--context", "prod"]);
     let expected = format!("lb-linker: kubeconfig {list}: it has no context \"prod\"; it has \"lab\"\n");
