@@ -163,6 +163,13 @@ impl SyncSource {
             Self::Manifests { .. } => None,
         }
     }
+    /// Lets the log say of no request to a remote cluster that it is retried.
+    pub(super) fn ask_remotes_once(&self) {
+        if let Self::Cluster { remotes, .. } = self {
+            remotes.all().iter().for_each(|remote| remote.availability.ask_once());
+        }
+    }
+
 
     /// Returns whether the source's objects have resourceVersions.
     pub(super) fn has_versions(&self) -> bool {
