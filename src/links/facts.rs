@@ -192,7 +192,7 @@ impl LinkFacts {
             reasons.replace(Cause::Gone, "the Service exists, and isn't selected any more");
         }
         if link.target.is_some() && shown.dns_names.is_empty() {
-            reasons.add(Cause::NoZone, "no zone serves a name of it, so DNS doesn't answer with its target");
+            reasons.add(Cause::NoZone, self.why_unnamed());
         }
         reasons.extend_pairs(self.external_target_problem(link));
         reasons.extend(Cause::NoAddress, self.missing_addresses(link));
@@ -214,6 +214,19 @@ impl LinkFacts {
     }
 
     /// Adds why the StableName and the Service of a link can't be read.
+    /// Returns why a link has no name.
+    fn why_unnamed(&self) -> String {
+        let is_of_k8s_gateway = self.store.zones().iter().any(|zone| zone.k8s_gateway.is_some());
+        let more = match is_of_k8s_gateway {
+            true => {
+                "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, serviceLabelSelectors), by \
+                 their resources or by its hostnames"
+            }
+            false => "",
+        };
+        format!("no zone serves a name of it, so DNS doesn't answer with its target{more}")
+    }
+
     fn add_unread(
         &self,
         link: &Arc<Link>,

@@ -104,8 +104,7 @@ pub enum ViewState {
     /// DNS answers with the target that the status of the Service or of the StableName names.
     Ready,
     /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
-    /// Degraded or not Ready, no zone serves a name of the link, or something that the Service asks for is denied or
-    /// ignored.
+    /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
     Degraded,
     /// The status names no allowed target any more; DNS answers with the last allowed target.
     Kept,
@@ -116,6 +115,8 @@ pub enum ViewState {
     /// the latter.
     Unresolved,
     /// There is no target yet, or the StableName has withdrawn it.
+    /// No zone serves a name of the link: DNS doesn't answer with its target.
+    Unnamed,
     Pending,
     /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
     /// denies the target of the StableName.
@@ -136,6 +137,7 @@ impl fmt::Display for ViewState {
             Self::Degraded => "Degraded",
             Self::Unresolved => "Unresolved",
             Self::Conflict => "Conflict",
+            Self::Unnamed => "Unnamed",
             Self::Pending => "Pending",
             Self::Refused => "Refused",
             Self::Kept => "Kept",
