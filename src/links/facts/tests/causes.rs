@@ -89,7 +89,7 @@ fn add(cause: Cause, scene: &mut Scene) -> &'static str {
         Cause::Kept => "the Service's status is blank",
         Cause::Circle => {
             scene.is_in_circle = true;
-            IN_A_CIRCLE
+            "its target leads in a circle"
         }
         Cause::LostName => {
             scene.asks_for_a_lost_name = true;
