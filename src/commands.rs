@@ -111,7 +111,7 @@ enum Command {
         #[arg(short = 'A', long)]
         all_namespaces: bool,
         /// Format of the output [default: a table, or details of one link]
-        #[arg(short, long, value_name = "FORMAT", value_enum)]
+        #[arg(short, value_name = "FORMAT", value_enum)]
         output_format: Option<OutputFormat>,
         /// After the table, print each link that is new, changes or is removed, until Ctrl-C
         #[arg(short, long)]
@@ -138,7 +138,7 @@ enum Command {
         #[arg(short = 'A', long)]
         all_namespaces: bool,
         /// Format of the output [default: a table, or details of one name]
-        #[arg(short, long, value_name = "FORMAT", value_enum)]
+        #[arg(short, value_name = "FORMAT", value_enum)]
         output_format: Option<OutputFormat>,
         #[command(flatten)]
         flags: Box<Flags>,
@@ -154,7 +154,7 @@ enum Command {
         #[arg(short, long, value_name = "NAMESPACE")]
         namespace: Option<String>,
         /// Format of the output [default: tables and commands]
-        #[arg(short, long, value_name = "FORMAT", value_parser = ["json"], conflicts_with = "apply")]
+        #[arg(short, value_name = "FORMAT", value_parser = ["json"], conflicts_with = "apply")]
         output_format: Option<String>,
         /// Annotate the Services that name exactly one load balancer
         #[arg(long, conflicts_with = "manifests")]

@@ -9,7 +9,6 @@ pub mod names;
 pub mod names_table;
 pub mod output;
 mod reasons;
-pub(crate) mod relations;
 pub(crate) mod remote_links;
 pub mod table;
 mod unread;

@@ -17,6 +17,7 @@ mod names;
 mod owners;
 mod reverse_index;
 pub mod sources;
+pub mod target_chain;
 mod update;
 
 use std::collections::BTreeSet;

@@ -116,6 +116,8 @@ where
 /// If the API server can't be reached, or refuses to list the load balancers.
 async fn open_readable(flags: Flags) -> Result<(SyncSource, Option<String>, Instant), RunError> {
     let mut source = SyncSource::open(&flags, ListHints::new(false)).await?;
+    // The reader doesn't wait for a cluster that has failed.
+    source.ask_remotes_once();
     // From here on: a program for credentials may take long.
     let deadline = Instant::now() + READ_TIMEOUT;
     let server = source.cluster().map(|(identity, _)| identity.borrow().server.clone());

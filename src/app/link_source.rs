@@ -48,13 +48,15 @@ enum Asked<T> {
     None { foreign: Option<String> },
 }
 
-/// Asks the lb-linker at `--admin-listen`, unless that is `none`, or a flag names a cluster or manifests.
+/// Asks the lb-linker at `--admin-listen`, unless that is `none`, or a flag names a cluster or manifests. Flags that `run`
+/// refuses are an error, although a running lb-linker has its own.
 async fn ask<T: Default>(
     flags: &Flags,
     what: &str,
     client: impl FnOnce(SocketAddr) -> InstanceClient,
     list: impl AsyncFnOnce(&mut InstanceClient) -> Result<Option<T>, ClientError>,
 ) -> Result<Asked<T>, RunError> {
+    flags.validate()?;
     let is_named = flags.manifests.is_some() || flags.kubeconfig.is_some() || flags.context.is_some();
     let (false, Some(address)) = (is_named, flags.admin_listen.address()) else {
         return Ok(Asked::None { foreign: None });

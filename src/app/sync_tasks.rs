@@ -19,7 +19,6 @@ use crate::cli::error::InputError;
 use crate::cli::flags::Flags;
 use crate::dns::plugins::lb_linker::LinkZone;
 use crate::links::facts::{LinkFacts, tell_age};
-use crate::links::relations;
 use crate::model::hostname_policy::HostnamePolicy;
 use crate::model::owner::Zone;
 use crate::object_log::ObjectLog;
@@ -32,7 +31,7 @@ use crate::sync::election::term::unix_now;
 use crate::sync::election::{Election, ElectionConfig, KnownLeader, Leadership};
 use crate::sync::events::findings::Findings;
 use crate::sync::events::link_log::LinkReporter;
-use crate::sync::events::{self, Recorder};
+use crate::sync::events::{self, Recorder, link_problems};
 use crate::sync::external_target::backend::Backend;
 use crate::sync::external_target::decision::{SyncMode, SyncPolicy};
 use crate::sync::external_target::desired::IpTargets;
@@ -161,6 +160,13 @@ impl SyncSource {
         match self {
             Self::Cluster { identity, first_list, .. } => Some((identity.clone(), first_list.subscribe())),
             Self::Manifests { .. } => None,
+        }
+    }
+
+    /// Lets the log say of no request to a remote cluster that it is retried.
+    pub(super) fn ask_remotes_once(&self) {
+        if let Self::Cluster { remotes, .. } = self {
+            remotes.all().iter().for_each(|remote| remote.availability.ask_once());
         }
     }
 
@@ -315,7 +321,7 @@ impl SyncSource {
         // A command that only reads links shows it in their states.
         if parts.facts.failed_targets.is_some() {
             let store = Arc::clone(&parts.facts.store);
-            parts.spawn_until_stop(relations::report(store, parts.link_reporter.clone()));
+            parts.spawn_until_stop(link_problems::report(store, parts.link_reporter.clone()));
         }
         if let Some(backend) = self.backend() {
             let context = parts.reconciler(backend.clone(), self.service_lookup(&parts.flags));

@@ -78,8 +78,9 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     } else if ask_cluster {
         let of_links = reads_links.then_some(&*zones.links);
         let ClientConnection { client, server, .. } = connect_own(flags, clusters).await?;
-        check_report.lines.push(format!("API server {server}"));
-        check_cluster(&mut check_report, flags, &client, of_links, clusters).await?;
+        let server = format!("API server {server}");
+        check_report.lines.push(server.clone());
+        check_cluster(&mut check_report, flags, (&client, &server), of_links, clusters).await?;
         remotes::check_remotes(&mut check_report, flags, &zones.links, Some(&client)).await;
     } else {
         let connection = connect_own(flags, clusters).await;
@@ -153,12 +154,13 @@ async fn check_clusters_of_plugin(check_report: &mut CheckReport, clusters: &[Cl
                 continue;
             }
         };
-        check_report.lines.push(format!("kubernetes: API server {server}"));
+        let server = format!("kubernetes: API server {server}");
+        check_report.lines.push(server.clone());
         let mut needed = Vec::new();
         for spec in clusters.iter().filter(|spec| spec.connection == *connection) {
             permissions::add_for_cluster_dns(&mut needed, spec);
         }
-        permissions::review_access(check_report, client, &needed).await;
+        permissions::review_access(check_report, client, &server, &needed).await;
     }
 }
 
@@ -167,7 +169,7 @@ async fn check_clusters_of_plugin(check_report: &mut CheckReport, clusters: &[Cl
 async fn check_cluster(
     check_report: &mut CheckReport,
     flags: &Flags,
-    client: &Client,
+    (client, server): (&Client, &str),
     zones: Option<&[LinkZone]>,
     clusters: &[ClusterSpec],
 ) -> Result<(), InputError> {
@@ -179,7 +181,7 @@ async fn check_cluster(
         if reads_links { permissions::needed(flags, folder, election_config.as_ref()) } else { Vec::new() };
     own.into_iter().for_each(|spec| permissions::add_for_cluster_dns(&mut needed, spec));
     needed.extend(permissions::for_sources(flags, zones.unwrap_or_default().iter()));
-    if !permissions::review_access(check_report, client.clone(), &needed).await || !reads_links {
+    if !permissions::review_access(check_report, client.clone(), server, &needed).await || !reads_links {
         return Ok(());
     }
     check_report.lines.extend(missing_namespaces(client.clone(), &flags.watch_namespaces).await);
@@ -189,7 +191,7 @@ async fn check_cluster(
             if permissions::has_prometheus_rules(check_report, client).await == Some(true) {
                 needed.extend(permissions::for_alerts(flags));
             }
-            if !permissions::review_access(check_report, client.clone(), &needed).await {
+            if !permissions::review_access(check_report, client.clone(), server, &needed).await {
                 return Ok(());
             }
         }

@@ -191,14 +191,15 @@ async fn write_steps(
                 changes.push(change);
             }
             PlannedChange::Managed { change, by } => {
-                code = exit_with_error(
-                    &format!(
-                        "ConfigMap {KUBE_SYSTEM}/{} is managed by {by}, which would undo a change: change what {by} \
-                         installs; `lb-linker stub` prints the block",
-                        change.config_map
-                    ),
-                    FAILED,
-                );
+                let how = if change.is_removal() {
+                    diff(&change).iter().for_each(|line| print(line));
+                    format!("take these lines out of what {by} installs")
+                } else {
+                    format!("change what {by} installs; `lb-linker stub` prints the block")
+                };
+                let place = format!("ConfigMap {KUBE_SYSTEM}/{}", change.config_map);
+                let why = format!("{place} is managed by {by}, which would undo a change: {how}");
+                code = exit_with_error(&why, FAILED);
             }
             PlannedChange::Done(text) => print(&text),
             PlannedChange::Refused(text) => code = exit_with_error(&text, FAILED),

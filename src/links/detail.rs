@@ -28,7 +28,8 @@ pub fn detail(link: &LinkView, now: i64) -> Vec<String> {
         None => lines.push(format!("History:          {UNKNOWN_HISTORY}")),
         Some([]) => lines.push("History:          no change since lb-linker has started".to_owned()),
         Some(events) => {
-            lines.push("History:          without former times as Degraded or Unresolved".to_owned());
+            lines
+                .push("History:          without former times as Degraded, Unresolved or Unnamed".to_owned());
             lines.push(format!("  {:8}  {:10}  {}", "AGE", "STATE", "TARGET"));
             lines.extend(events.iter().map(|event| event_line(event, now)));
         }

@@ -20,6 +20,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::readiness::{ForbiddenLists, Readiness};
 use crate::store::Store;
+use crate::store::target_chain::MAX_LOOK_UPS;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::desired::lacks_address;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
@@ -33,12 +34,12 @@ const MAX_SILENCE: Duration = Duration::from_secs(180);
 /// The age in seconds from which a view has a notice while the API server can't be reached, and the step of the age that
 /// it shows.
 const NOTICE_STEP: u64 = 10;
-/// The maximum number of links that a chain of targets is followed through, to find a circle.
-const MAX_CHAIN: usize = 16;
+
+/// The store tells which chains of targets DNS follows.
+const _: () = assert!(MAX_LOOK_UPS == MAX_LOOKUP_DEPTH);
 
 const PLANNED: &str = "--sync plan writes nothing";
 const OF_PLAN: &str = ": the log says what --sync on would write; plan is the default outside a Pod";
-pub(super) const IN_A_CIRCLE: &str = "its target leads in a circle, so DNS answers SERVFAIL";
 
 /// What is wrong with targets and with Services at present.
 pub(super) struct NameProblems {
@@ -192,7 +193,7 @@ impl LinkFacts {
             reasons.replace(Cause::Gone, "the Service exists, and isn't selected any more");
         }
         if link.target.is_some() && shown.dns_names.is_empty() {
-            reasons.add(Cause::NoZone, "no zone serves a name of it, so DNS doesn't answer with its target");
+            reasons.add(Cause::NoZone, self.why_unnamed());
         }
         reasons.extend_pairs(self.external_target_problem(link));
         reasons.extend(Cause::NoAddress, self.missing_addresses(link));
@@ -211,6 +212,19 @@ impl LinkFacts {
         reasons.extend(Cause::Removal, about(removals));
         reasons.extend_pairs(self.problem_of_target(link, problems));
         reasons
+    }
+
+    /// Returns why a link has no name.
+    fn why_unnamed(&self) -> String {
+        let is_of_k8s_gateway = self.store.zones().iter().any(|zone| zone.k8s_gateway.is_some());
+        let more = match is_of_k8s_gateway {
+            true => {
+                "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, serviceLabelSelectors), by \
+                 their resources or by its hostnames"
+            }
+            false => "",
+        };
+        format!("no zone serves a name of it, so DNS doesn't answer with its target{more}")
     }
 
     /// Adds why the StableName and the Service of a link can't be read.
@@ -295,15 +309,9 @@ impl LinkFacts {
         link: &Arc<Link>,
         problems: &NameProblems,
     ) -> Option<(Cause, String)> {
-        let last = match last_of_chain(&self.store, link) {
+        let last = match self.store.last_of_chain(link) {
             Ok(last) => last,
-            Err(ChainError::Circle(_)) => return Some((Cause::Circle, IN_A_CIRCLE.to_owned())),
-            Err(ChainError::TooLong) => {
-                let why = format!(
-                    "its target needs more than {MAX_LOOKUP_DEPTH} look-ups, so DNS answers SERVFAIL"
-                );
-                return Some((Cause::Circle, why));
-            }
+            Err(error) => return Some((Cause::Circle, error.to_string())),
         };
         let Some(Target::Hostname(host)) = &last.target else { return None };
         let failure = problems.unresolved.of(&host.name())?;
@@ -311,36 +319,6 @@ impl LinkFacts {
         let why = format!("the last look-up of its target, at {:.0}, failed: {}", failure.at, failure.why);
         Some((cause, why))
     }
-}
-
-/// Why DNS doesn't follow a chain of targets to its end.
-pub(super) enum ChainError {
-    /// It leads in a circle of these links.
-    Circle(Vec<ServiceKey>),
-    TooLong,
-}
-
-/// Returns the last link that the target of a link leads to, which is the link itself unless its target is a name of a
-/// link.
-///
-/// # Errors
-/// If DNS doesn't follow the chain to its end.
-pub(super) fn last_of_chain(store: &Store, link: &Arc<Link>) -> Result<Arc<Link>, ChainError> {
-    let mut seen = vec![link.key.clone()];
-    let mut next = Arc::clone(link);
-    while let Some(Target::Hostname(host)) = &next.target
-        && let Some(owner) = store.link_of_host(&host.name())
-        && seen.len() <= MAX_CHAIN
-    {
-        if let Some(position) = seen.iter().position(|key| *key == owner.key) {
-            return Err(ChainError::Circle(seen.split_off(position)));
-        }
-        seen.push(owner.key.clone());
-        next = owner;
-    }
-    // A hostname outside the zones is one more look-up.
-    let look_ups = seen.len() + usize::from(matches!(next.target, Some(Target::Hostname(_))));
-    if look_ups > MAX_LOOKUP_DEPTH { Err(ChainError::TooLong) } else { Ok(next) }
 }
 
 /// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.

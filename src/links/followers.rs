@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::OutputFormat;
 use super::output::{RenderError, json};
 use super::table::{TableOptions, columns};
-use crate::model::excerpt::{paragraph, printable};
+use crate::model::excerpt::{paragraph, printable, sentence};
 use crate::model::service_key::ServiceKey;
 use crate::sync::source_annotation::followers::{Follower, FollowerState};
 
@@ -115,7 +115,11 @@ fn table(followers: &[FollowerView], options: TableOptions) -> Vec<String> {
     let cells = |follower: &FollowerView| {
         let FollowerView { namespace, service, source, target, state, reason } = follower;
         let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "<none>".to_owned());
-        [namespace.clone(), service.clone(), text(source), text(target), state.to_string(), text(reason)]
+        let reason = match reason {
+            Some(reason) if !options.wide => sentence(reason).to_string(),
+            reason => text(reason),
+        };
+        [namespace.clone(), service.clone(), text(source), text(target), state.to_string(), reason]
             .map(|cell| printable(&cell, &[]))
     };
     // Control characters are escaped: the list may come from another program that listens at `--admin-listen`.
@@ -187,6 +191,9 @@ app         db        shop/web   a.example   Refused    it may not
 ";
         assert_eq!(render(&followers, None, options).unwrap(), expected);
         assert_eq!(render(&[], None, options).unwrap(), "");
+        let long = [view(FollowerState::Refused("x".repeat(2000)))];
+        let [plain, wide] = [false, true].map(|wide| table(&long, TableOptions { wide, ..options }).concat());
+        assert!(plain.ends_with("xx…") && wide.ends_with("xx") && plain.len() + 1000 < wide.len(), "{plain}");
         let names = render(&followers[..1], Some(OutputFormat::Name), options).unwrap();
         assert_eq!(names, "service/db\n");
         let json = render(&followers[..1], Some(OutputFormat::Json), options).unwrap();

@@ -20,6 +20,8 @@ pub(super) enum Cause {
     Refused,
     /// There is no target.
     Pending,
+    /// No zone has a name of the link.
+    NoZone,
     /// The targets lead in a circle.
     Circle,
     /// The addresses of the target can't be resolved.
@@ -34,8 +36,6 @@ pub(super) enum Cause {
     Kept,
     /// The records of the target beside its addresses can't be resolved.
     OtherRecords,
-    /// No zone has a name of the link.
-    NoZone,
     /// The external target is missing, points elsewhere or isn't known.
     ExternalTarget,
     /// The external target can't have the addresses.
@@ -67,11 +67,11 @@ impl Cause {
             Self::LeftOut => ViewState::LeftOut,
             Self::Refused => ViewState::Refused,
             Self::Pending => ViewState::Pending,
+            Self::NoZone => ViewState::Unnamed,
             Self::Circle | Self::Unresolved => ViewState::Unresolved,
             Self::LostName | Self::HiddenName | Self::ForeignExternalTarget => ViewState::Conflict,
             Self::Kept => ViewState::Kept,
             Self::OtherRecords
-            | Self::NoZone
             | Self::ExternalTarget
             | Self::NoAddress
             | Self::Unchecked

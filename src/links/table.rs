@@ -82,6 +82,7 @@ fn color(state: ViewState) -> u8 {
     match state {
         ViewState::Ready => 32,
         ViewState::Degraded
+        | ViewState::Unnamed
         | ViewState::Pending
         | ViewState::Kept
         | ViewState::LeftOut

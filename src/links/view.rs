@@ -14,8 +14,9 @@ use super::reasons::{Cause, Reasons};
 use crate::model::excerpt::{examples, sentence};
 use crate::model::link::{Link, LinkState};
 use crate::model::names;
-use crate::model::owner::{Zone, object_of_target};
+use crate::model::owner::object_of_target;
 use crate::store::Store;
+use crate::sync::events::link_problems::hidden_name;
 use crate::sync::source::service_links::dns_names;
 
 /// A link as it is printed.
@@ -104,8 +105,7 @@ pub enum ViewState {
     /// DNS answers with the target that the status of the Service or of the StableName names.
     Ready,
     /// DNS answers with the target, but the external target is missing or points elsewhere, the StableName is
-    /// Degraded or not Ready, no zone serves a name of the link, or something that the Service asks for is denied or
-    /// ignored.
+    /// Degraded or not Ready, or something that the Service asks for is denied or ignored.
     Degraded,
     /// The status names no allowed target any more; DNS answers with the last allowed target.
     Kept,
@@ -115,6 +115,8 @@ pub enum ViewState {
     /// ones: clients get SERVFAIL or NXDOMAIN, the last known addresses, or none. Only a process that answers DNS knows
     /// the latter.
     Unresolved,
+    /// No zone serves a name of the link: DNS doesn't answer with its target.
+    Unnamed,
     /// There is no target yet, or the StableName has withdrawn it.
     Pending,
     /// The status names only targets that aren't allowed, and there was no other target before; or the target policy
@@ -135,6 +137,7 @@ impl fmt::Display for ViewState {
             Self::Ready => "Ready",
             Self::Degraded => "Degraded",
             Self::Unresolved => "Unresolved",
+            Self::Unnamed => "Unnamed",
             Self::Conflict => "Conflict",
             Self::Pending => "Pending",
             Self::Refused => "Refused",
@@ -208,21 +211,6 @@ pub(super) fn reasons_of(link: &Arc<Link>, store: &Store) -> Reasons {
     }
     reasons.extend(Cause::HiddenName, hidden_name(link, store));
     reasons
-}
-
-/// Returns which names of a link the domain of a remote cluster contains.
-pub(super) fn hidden_name(link: &Link, store: &Store) -> Option<String> {
-    let (namespace, service) = link.key.parts();
-    let zones = store.zones();
-    let is_hidden = |zone: &&Zone| zone.cluster.as_deref() == Some(namespace);
-    let domain = zones.iter().find(is_hidden).filter(|_| !link.is_gone())?;
-    let zone = names::text(&domain.origin);
-    let zone = zone.split_once('.').map_or(&*zone, |(_, zone)| zone);
-    let short = names::dashed_label(namespace, service);
-    Some(format!(
-        "{service}.{namespace}.{zone} isn't a name of it: the names below {namespace}.{zone} are those of remote \
-         cluster {namespace}. Give the cluster another name, or let clients use {short}.{zone}"
-    ))
 }
 
 /// Returns which names of a link another link has, and which one, or how the link gets a name that is free by now.

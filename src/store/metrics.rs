@@ -15,6 +15,7 @@ pub struct LinkMetrics {
     names: IntGaugeVec,
     names_lost: IntGauge,
     targets_refused: IntGauge,
+    target_circles: IntGauge,
     snapshot_age: IntGauge,
 }
 
@@ -41,6 +42,10 @@ impl LinkMetrics {
                 "lb_linker_targets_refused",
                 "Links whose Service has an invalid or denied target in its status, or whose StableName announces one.",
             )?,
+            target_circles: IntGauge::new(
+                "lb_linker_target_circles",
+                "Links whose target leads in a circle, or through too many look-ups, so that DNS answers SERVFAIL.",
+            )?,
             snapshot_age: IntGauge::new(
                 "lb_linker_snapshot_age_seconds",
                 "Age of the snapshot that DNS answers with until the load balancers are read; 0 if there is none.",
@@ -50,10 +55,11 @@ impl LinkMetrics {
 
     fn update(&self) {
         let mut count = [("live", 0), ("pending", 0), ("stale", 0), ("left_out", 0), ("gone", 0)];
-        let (mut refused, mut lost) = (0, 0);
+        let (mut refused, mut lost, mut circular) = (0, 0, 0);
         for link in self.store.links() {
             refused += i64::from(link.refused);
             lost += i64::from(link.is_missing_name());
+            circular += i64::from(self.store.last_of_chain(&link).is_err());
             let state = match (link.state, &link.target) {
                 (LinkState::Live | LinkState::Recreated(_), Some(_)) => 0,
                 (LinkState::Live | LinkState::Recreated(_), None) => 1,
@@ -70,6 +76,7 @@ impl LinkMetrics {
         }
         self.targets_refused.set(refused);
         self.names_lost.set(lost);
+        self.target_circles.set(circular);
         // At least 1: 0 means that there is no snapshot.
         let age = |age: std::time::Duration| i64::try_from(age.as_secs()).unwrap_or(i64::MAX).max(1);
         self.snapshot_age.set(self.store.fallback().map_or(0, |snapshot_links| age(snapshot_links.age())));
@@ -81,7 +88,7 @@ impl LinkMetrics {
 
 impl Collector for LinkMetrics {
     fn desc(&self) -> Vec<&Desc> {
-        let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
+        let counts = [&self.names_lost, &self.targets_refused, &self.target_circles, &self.snapshot_age];
         let by_label = [&self.links, &self.names];
         let by_label = by_label.into_iter().flat_map(Collector::desc);
         counts.into_iter().flat_map(Collector::desc).chain(by_label).collect()
@@ -89,7 +96,7 @@ impl Collector for LinkMetrics {
 
     fn collect(&self) -> Vec<MetricFamily> {
         self.update();
-        let counts = [&self.names_lost, &self.targets_refused, &self.snapshot_age];
+        let counts = [&self.names_lost, &self.targets_refused, &self.target_circles, &self.snapshot_age];
         let by_label = [&self.links, &self.names];
         let by_label = by_label.into_iter().flat_map(Collector::collect);
         counts.into_iter().flat_map(Collector::collect).chain(by_label).collect()

@@ -73,6 +73,12 @@ impl Change {
     pub fn backup_key(&self) -> String {
         format!("{}{BACKUP}", self.key)
     }
+
+    /// Returns whether lb-linker's lines are taken out.
+    #[must_use]
+    pub fn is_removal(&self) -> bool {
+        self.lines.is_empty()
+    }
 }
 
 /// Returns what `--apply` does.
@@ -303,7 +309,9 @@ fn steps_to_remove(
     if corefile.has_own(zones) || backup.is_some() && others.is_empty() {
         // The value before the first change may have had no final line break. A key that is missing is restored, and
         // one that has only lb-linker's lines, which an earlier version wrote in the place of the value.
-        let is_former = |backup: &&str| removed.trim().is_empty() || backup.trim_end() == removed.trim_end();
+        let is_former = |backup: &&str| {
+            removed.trim().is_empty() || corefile.has_own(zones) && backup.trim_end() == removed.trim_end()
+        };
         let former = backup.filter(|_| others.is_empty()).filter(is_former);
         let after = former.map_or_else(|| removed.clone(), ToOwned::to_owned);
         steps.push(step_of(map, key, after, String::new(), !others.is_empty(), restart));
@@ -565,8 +573,9 @@ fn step_of(
         version,
         restart,
     };
-    match manager(&map.metadata) {
-        Some(by) => PlannedChange::Managed { change, by },
+    // A tool that sets the value back knows nothing of the backup.
+    match manager(&map.metadata).filter(|_| change.before != change.after) {
+        Some(by) => PlannedChange::Managed { change: Change { backup: Backup::Keep, ..change }, by },
         None => PlannedChange::Change(change),
     }
 }

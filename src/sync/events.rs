@@ -7,6 +7,7 @@ mod aggregator;
 pub mod asking_objects;
 pub mod findings;
 pub mod link_log;
+pub mod link_problems;
 pub mod metrics;
 mod namespace_breakers;
 mod publisher;
@@ -47,7 +48,7 @@ pub enum Reason {
     Conflict,
     /// The target policy denies the target.
     TargetRefused,
-    /// The targets of several load balancers lead in a circle.
+    /// The targets of several load balancers lead in a circle, or through too many of them.
     TargetCircle,
     /// The Service requests a DNS name that the hostname policy denies.
     HostnameRefused,

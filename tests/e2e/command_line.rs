@@ -101,6 +101,15 @@ fn bad_input_gives_one_sentence_and_exit_code_2() {
 }
 
 #[test]
+fn wrong_format_is_told_with_the_flag_as_typed() {
+    for command in ["links", "names", "scan"] {
+        let output = run_to_end([command, "-o", "wid"]);
+        let expected = "error: invalid value 'wid' for '-o <FORMAT>'";
+        assert!(output.status.code() == Some(2) && stderr(&output).starts_with(expected), "{output:?}");
+    }
+}
+
+#[test]
 fn kubeconfig_is_read_as_kubectl_does() {
     let directory = tempfile::tempdir().unwrap();
     let good = directory.path().join("good");
@@ -119,7 +128,10 @@ fn kubeconfig_is_read_as_kubectl_does() {
     assert!(stdout(&output).lines().any(|line| line == server), "{}", stdout(&output));
     let output = run_to_end_with(&variables, ["check", "--cluster", "--upstream", "none"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(cluster_errors(&output).contains("Connection refused"), "{}", stdout(&output));
+    let errors = cluster_errors(&output);
+    let expected = format!("{server}: can't review the permission to list services in all namespaces: ");
+    assert!(errors.contains(&expected) && errors.contains("Connection refused"), "{errors}");
+    assert!(errors.contains("look whether it runs, and whether the kubeconfig"), "{errors}");
     assert_eq!(stderr(&output), "");
     let output = run_to_end_with(&variables, ["check", "--upstream", "none", "--context", "prod"]);
     let expected = format!("lb-linker: kubeconfig {list}: it has no context \"prod\"; it has \"lab\"\n");

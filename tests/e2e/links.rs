@@ -253,6 +253,9 @@ async fn links_of_a_running_lb_linker_have_a_history() {
     assert_eq!(history, expected);
     let from = text(&output.stderr);
     assert!(from.starts_with("from ") && from.ends_with(&format!(", the lb-linker at {admin}\n")), "{from}");
+    let wrong = links_of(admin, &["--zone", "svc.cluster.local"]);
+    let refused = "lb-linker: --zone svc.cluster.local lies in cluster.local";
+    assert!(wrong.status.code() == Some(2) && text(&wrong.stderr).starts_with(refused), "{wrong:?}");
     // The links that are read from the API server are the same.
     let kubeconfig = plane.kubeconfig_for_service_account("lb-linker", "lb-linker");
     let kubeconfig = kubeconfig.to_str().unwrap();

@@ -219,6 +219,7 @@ async fn scan_finds_load_balancers_of_remote_clusters() {
     }]);
     assert_eq!(found["remote"], expected, "{found} {problems}");
     assert!(problems.contains("of cluster east: Connection refused"), "{problems}");
+    assert!(!problems.contains("retrying"), "{problems}");
     assert!(!problems.contains("wasn't read within"), "{problems}");
     for (asked, what) in [
         (["links", "east/shop/web"], "load balancer or StableName east/shop/web"),

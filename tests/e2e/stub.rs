@@ -500,6 +500,14 @@ async fn config_maps_managed_by_another_program_are_left_alone() {
         err.contains("ConfigMap kube-system/coredns is managed by Helm, which would undo a change"),
         "{err}"
     );
+    let block = "# BEGIN lb-linker stub lb.internal\nlb.internal:53 {\n    forward . 10.0.0.53\n}\n\
+                 # END lb-linker stub lb.internal\n";
+    map["data"]["Corefile"] = json!(corefile_text.to_owned() + block);
+    plane.apply(&map.to_string());
+    let (code, out, err) = text(&stub(&admin, &["--remove", "--yes"]));
+    assert_eq!(code, Some(1));
+    assert!(out.contains("\n- # BEGIN lb-linker stub lb.internal\n"), "{out}");
+    assert!(err.contains("take these lines out of what Helm installs"), "{err}");
     plane.kubectl(&["-n", "kube-system", "delete", "configmap", "coredns"]);
     // A field manager, too, shows that the ConfigMap is managed.
     plane.kubectl_stdin(

@@ -22,6 +22,9 @@ use crate::sync::k8s::discovery::is_served;
 use crate::sync::k8s::errors::describe;
 use crate::sync::k8s::remotes::KUBE_SYSTEM;
 
+/// What to do if the API server doesn't answer.
+const NO_ANSWER: &str =
+    "; look whether it runs, and whether the kubeconfig and the context are the right ones";
 /// The timeout of the review of one permission.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -325,10 +328,11 @@ async fn is_installed(
     None
 }
 
-/// Asks the API server whether each permission is granted. Returns whether it has answered.
+/// Asks the API server whether each permission is granted. Returns whether it has answered. `server` names it in errors.
 pub(super) async fn review_access(
     check_report: &mut CheckReport,
     client: Client,
+    server: &str,
     permissions: &[RequiredPermission<'_>],
 ) -> bool {
     let api: Api<SelfSubjectAccessReview> = Api::all(client);
@@ -345,18 +349,15 @@ pub(super) async fn review_access(
                 Requirement::Optional(what) => check_report.lines.push(format!("no   {permission} ({what})")),
             },
             Ok(Err(error)) => {
-                check_report.cluster_errors.push(describe(
-                    &error,
-                    &format!("review the permission to {permission}"),
-                    "",
-                ));
+                let why = describe(&error, &format!("review the permission to {permission}"), "");
+                let remedy = if matches!(error, kube::Error::Api(_)) { "" } else { NO_ANSWER };
+                check_report.cluster_errors.push(format!("{server}: {why}{remedy}"));
                 return false;
             }
             Err(_) => {
-                let place = permission.place();
-                check_report
-                    .cluster_errors
-                    .push(format!("can't review permissions{place}: no answer within {REQUEST_TIMEOUT:?}"));
+                check_report.cluster_errors.push(format!(
+                    "{server}: can't review permissions: no answer within {REQUEST_TIMEOUT:?}{NO_ANSWER}"
+                ));
                 return false;
             }
         }

@@ -80,6 +80,7 @@ async fn check_remote(
             return report;
         }
     }
-    review_access(&mut report, client, &in_remote_cluster(name, zones.iter())).await;
+    let server = format!("--remote {name}: {server}");
+    review_access(&mut report, client, &server, &in_remote_cluster(name, zones.iter())).await;
     report
 }

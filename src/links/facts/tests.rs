@@ -12,6 +12,7 @@ use crate::metrics::staleness::LastActivity;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
+use crate::model::owner::{K8sGateway, Zone};
 use crate::readiness::LeaderAbsence;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
@@ -95,11 +96,22 @@ fn missing_or_outdated_external_target_is_degraded() {
 }
 
 #[test]
-fn link_without_a_name_in_any_zone_is_degraded() {
-    let store = Store::new(OnGone::Kept);
-    store.apply(observed(key(), "1", "a.example."));
-    let why = "no zone serves a name of it, so DNS doesn't answer with its target".to_owned();
-    assert_eq!(shown(&LinkFacts::of(Arc::new(store))), (ViewState::Degraded, why));
+fn link_without_a_name_in_any_zone_is_unnamed() {
+    let why = "no zone serves a name of it, so DNS doesn't answer with its target";
+    let of_k8s_gateway = "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, \
+                          serviceLabelSelectors), by their resources or by its hostnames";
+    let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
+    let zone = Zone { k8s_gateway: Some(K8sGateway::default()), ..zone };
+    for (zones, more) in [(vec![], ""), (vec![zone], of_k8s_gateway)] {
+        let store = Store::new(OnGone::Kept).with_zones(zones);
+        let service = observed(key(), "1", "a.example.");
+        store.apply(service.clone());
+        let facts = LinkFacts::of(Arc::new(store));
+        assert_eq!(shown(&facts), (ViewState::Unnamed, format!("{why}{more}")));
+        facts.store.apply(ObservedService { ingress: Ingress::default(), ..service });
+        let kept = format!("{why}{more}; the Service's status is blank");
+        assert_eq!(shown(&facts), (ViewState::Unnamed, kept), "DNS doesn't answer with the last target");
+    }
 }
 
 #[test]

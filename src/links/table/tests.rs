@@ -115,7 +115,7 @@ DNS names:        my-sample-lb-default.lb.internal
     let history =
         vec![event(3600, ViewState::Pending, None), event(125, ViewState::Ready, Some("a.example"))];
     let expected_history = "\
-History:          without former times as Degraded or Unresolved
+History:          without former times as Degraded, Unresolved or Unnamed
   AGE       STATE       TARGET
   60m       Pending     <none>
   2m5s      Ready       a.example

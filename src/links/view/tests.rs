@@ -7,7 +7,7 @@ use crate::dns::plugins::lb_linker::LinkZone;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService, Target};
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::model::owner::{Claims, Owner, Source};
+use crate::model::owner::{Claims, Owner, Source, Zone};
 use crate::model::service_key::ServiceKey;
 use crate::store::OnGone;
 use crate::sync::source::service_links::{end_override, set_override};

@@ -643,7 +643,32 @@ fn managed_config_maps_are_refused() {
     assert!(matches!(&*to_apply(&dns, &forwarding()), [PlannedChange::Managed { by, .. }] if by == "Helm"));
     dns.config_maps[0].data.clone_from(&applied.config_maps[0].data);
     assert!(matches!(&*to_apply(&dns, &forwarding()), [PlannedChange::Done(_)]));
-    assert!(matches!(&*to_remove(&dns, &forwarding().zones), [PlannedChange::Managed { .. }]));
+    let steps = to_remove(&dns, &forwarding().zones);
+    let [PlannedChange::Managed { change, .. }] = &*steps else { panic!("{steps:#?}") };
+    let lines = diff(change);
+    assert!(
+        change.is_removal() && lines.iter().any(|line| line.starts_with("- lb.internal:53 {")),
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn backup_that_a_managing_tool_has_left_is_removed() {
+    let before = recorded("kubeadm");
+    let applied = after(before.clone(), &changes(to_apply(&before, &forwarding())));
+    let managed = Some([("app.kubernetes.io/managed-by".to_owned(), "Helm".to_owned())].into());
+    for end in ["", "\n"] {
+        let mut dns = applied.clone();
+        dns.config_maps[0].metadata.labels.clone_from(&managed);
+        let data = dns.config_maps[0].data.get_or_insert_default();
+        // The tool has set the key back that it knows.
+        let text = data["Corefile.before-lb-linker"].trim_end().to_owned() + end;
+        data.insert(COREFILE.to_owned(), text);
+        let removal = changes(to_remove(&dns, &forwarding().zones));
+        assert_eq!((removal[0].backup, &removal[0].before), (Backup::Remove, &removal[0].after));
+        let removed = after(dns, &removal);
+        assert!(matches!(&*to_remove(&removed, &forwarding().zones), [PlannedChange::Done(_)]));
+    }
 }
 
 #[test]

@@ -226,6 +226,8 @@ const MAX_LINES_PER_INTERVAL: u32 = 5;
 pub struct ThrottledLog {
     /// By HTTP code: different errors may alternate.
     logged: HashMap<u16, LoggedError>,
+    /// Whether failed requests aren't retried.
+    asks_once: bool,
 }
 
 #[derive(Debug)]
@@ -253,6 +255,9 @@ impl ThrottledLog {
     /// Logs `sentence` and that the request is retried, unless the limit for this HTTP code is reached (see
     /// [`ThrottledLog`]). A 401 is a debug line: [`ApiAvailability`] logs it once for all requests.
     pub fn report(&mut self, code: u16, sentence: &str) {
+        if self.asks_once {
+            return self.refused(code, sentence);
+        }
         if code == 401 {
             return debug!("{sentence}; retrying");
         }
@@ -366,8 +371,8 @@ impl WatchLog {
     #[must_use]
     pub fn new(availability: ApiAvailability, what: String, hint: &'static str) -> Self {
         Self {
+            error_log: availability.error_log(),
             availability,
-            error_log: ThrottledLog::default(),
             what,
             hint,
             waiting: None,

@@ -29,15 +29,15 @@ fn next(cause: Cause) -> Option<Cause> {
         Cause::Gone => Cause::LeftOut,
         Cause::LeftOut => Cause::Refused,
         Cause::Refused => Cause::Pending,
-        Cause::Pending => Cause::Circle,
+        Cause::Pending => Cause::NoZone,
+        Cause::NoZone => Cause::Circle,
         Cause::Circle => Cause::Unresolved,
         Cause::Unresolved => Cause::LostName,
         Cause::LostName => Cause::HiddenName,
         Cause::HiddenName => Cause::ForeignExternalTarget,
         Cause::ForeignExternalTarget => Cause::Kept,
         Cause::Kept => Cause::OtherRecords,
-        Cause::OtherRecords => Cause::NoZone,
-        Cause::NoZone => Cause::ExternalTarget,
+        Cause::OtherRecords => Cause::ExternalTarget,
         Cause::ExternalTarget => Cause::NoAddress,
         Cause::NoAddress => Cause::Unchecked,
         Cause::Unchecked => Cause::Provisional,
@@ -89,7 +89,7 @@ fn add(cause: Cause, scene: &mut Scene) -> &'static str {
         Cause::Kept => "the Service's status is blank",
         Cause::Circle => {
             scene.is_in_circle = true;
-            IN_A_CIRCLE
+            "its target leads in a circle"
         }
         Cause::LostName => {
             scene.asks_for_a_lost_name = true;

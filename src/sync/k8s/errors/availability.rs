@@ -94,6 +94,17 @@ impl ApiAvailability {
         Self(Arc::new(Mutex::new(Reachability { server, ..Reachability::default() })))
     }
 
+    /// Lets the log say of no request that it is retried: a command that reads a cluster once ends before.
+    pub fn ask_once(&self) {
+        let mut reachability = self.lock();
+        (reachability.log.asks_once, reachability.refusal_log.asks_once) = (true, true);
+    }
+
+    /// Returns a log for other errors of the API server.
+    pub(super) fn error_log(&self) -> ThrottledLog {
+        ThrottledLog { asks_once: self.lock().log.asks_once, ..ThrottledLog::default() }
+    }
+
     /// Returns the host of the API server, with its port.
     #[must_use]
     pub(crate) fn host(&self) -> String {

@@ -157,6 +157,21 @@ async fn answer_between_failures_does_not_end_an_outage() {
 }
 
 #[test]
+fn command_that_asks_once_speaks_of_no_retry() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+    let availability = ApiAvailability::of(|| "https://192.0.2.1:6443 of cluster west".to_owned());
+    availability.ask_once();
+    availability.report("Connection refused");
+    availability.report_status(&Status::failure("Unauthorized", "").with_code(401));
+    let mut log = WatchLog::new(availability, "load balancers of cluster west".to_owned(), "");
+    let broken = Status::failure("Broken", "").with_code(500).boxed();
+    assert!(log.log_failure::<Service>(Err(WatchError::List(kube::Error::Api(broken)))).is_none());
+    let text = log_text.text();
+    assert_eq!(text.matches(" WARN ").count(), 3, "{text}");
+    assert!(text.contains("of cluster west: Connection refused\n") && !text.contains("retrying"), "{text}");
+}
+
+#[test]
 fn refused_credentials_are_one_line_for_all_requests() {
     let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
     let availability = ApiAvailability::of(|| "https://192.0.2.1:6443".to_owned());

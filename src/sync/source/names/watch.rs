@@ -309,7 +309,7 @@ impl NameWatcher {
         if let Some(activity) = &scope.activity {
             activity.set_refused(error.code() == 403);
         }
-        failure_note(scope, error, is_listed, self.cluster.is_some()).map(Some)
+        failure_note(scope, error, is_listed, self.cluster.as_deref()).map(Some)
     }
 
     fn set_note<S: NameSource>(&self, scope: &Scope, note: Option<String>) {
@@ -364,12 +364,12 @@ impl Scope {
 }
 
 /// Returns a sentence about a failure that keeps the objects from being read.
-fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: bool) -> Option<String> {
+fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, cluster: Option<&str>) -> Option<String> {
     let what = scope.log.what();
     match error.code() {
         410 => None,
         code if scope.log.is_new_refusal(code) => None,
-        0 if is_listed && is_remote => {
+        0 if is_listed && cluster.is_some() => {
             let at = scope.activity.as_ref().map(|activity| format!(", at {}", read_at(activity)));
             let at = at.unwrap_or_default();
             Some(format!("the {what} are as they were read last{at}: the API server doesn't answer"))
@@ -377,12 +377,16 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, is_remote: b
         // The age of what was read tells it.
         0 if is_listed => None,
         0 => Some(format!("the {what} haven't been read yet: the API server doesn't answer")),
-        _ => {
+        code => {
             let effect = match is_listed {
                 true => "DNS answers with the names that were read last",
                 false => "names that aren't known get SERVFAIL",
             };
-            Some(format!("{}; {effect}", explain_watch(error, what, scope.kind.hint)))
+            let remedy = match cluster.filter(|_| code == 401) {
+                Some(cluster) => format!("; renew those in the kubeconfig of --remote {cluster}"),
+                None => String::new(),
+            };
+            Some(format!("{}{remedy}; {effect}", explain_watch(error, what, scope.log.hint())))
         }
     }
 }

@@ -174,3 +174,15 @@ async fn crd_that_a_remote_cluster_denies_ends_no_names() {
         assert_eq!(has(), stays, "{cluster:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn refused_credentials_name_the_cluster_and_the_remedy() {
+    let (refusing, _) = test_support::refusing(401, "Unauthorized", "Unauthorized");
+    let watcher = NameWatcher { client: refusing, ..watcher_of(Vec::new(), Some("west"), false) };
+    let readiness = Arc::clone(&watcher.link_reporter.findings.readiness);
+    let mut running = pin!(watcher.follow(RemoteServices::new(Arc::default())));
+    assert!(timeout(Duration::from_secs(5), &mut running).await.is_err());
+    let note = "can't list load balancers of cluster west: the API server doesn't accept lb-linker's credentials (401 \
+                Unauthorized); renew those in the kubeconfig of --remote west; names that aren't known get SERVFAIL";
+    assert_eq!(readiness.of_sources(None), [note]);
+}

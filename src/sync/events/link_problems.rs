@@ -1,5 +1,5 @@
-//! Reports in the log and in Events what is wrong between links: targets that lead in a circle, and names that the
-//! domain of a remote cluster hides.
+//! Reports in the log and in Events what is wrong between links: targets that lead in a circle or through too many links,
+//! and names that the domain of a remote cluster hides.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,23 +7,26 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 use tracing::warn;
 
-use super::facts::{ChainError, IN_A_CIRCLE, last_of_chain};
-use super::view::hidden_name;
+use super::Reason;
+use super::link_log::LinkReporter;
 use crate::model::link::Link;
+use crate::model::names;
+use crate::model::owner::Zone;
 use crate::model::service_key::ServiceKey;
+use crate::store::target_chain::ChainError;
 use crate::store::{Input, Store};
-use crate::sync::events::Reason;
-use crate::sync::events::link_log::LinkReporter;
 
 /// Maximum number of links of a circle that are named.
 const MAX_NAMED: usize = 4;
 
 /// What is reported.
-struct Relations {
+struct Problems {
     store: Arc<Store>,
     link_reporter: LinkReporter,
     /// The links whose target leads in a circle, each with the first link of the circle in alphabetical order.
     circles: HashMap<ServiceKey, ServiceKey>,
+    /// The links whose target led through too many links when they last changed.
+    too_long: HashSet<ServiceKey>,
     /// The links with a hidden name.
     hidden: HashSet<ServiceKey>,
 }
@@ -32,23 +35,21 @@ struct Relations {
 pub async fn report(store: Arc<Store>, link_reporter: LinkReporter) {
     store.known(Input::Services).await;
     let mut feed = store.subscribe();
-    let mut relations = Relations { store, link_reporter, circles: HashMap::new(), hidden: HashSet::new() };
-    relations.scan();
+    let (circles, too_long, hidden) = Default::default();
+    let mut problems = Problems { store, link_reporter, circles, too_long, hidden };
+    problems.scan();
     loop {
         match feed.recv().await {
             Ok(changes) => {
-                changes
-                    .iter()
-                    .filter_map(|change| change.service())
-                    .for_each(|key| relations.look(key, true));
+                changes.iter().filter_map(|change| change.service()).for_each(|key| problems.look(key, true));
             }
-            Err(RecvError::Lagged(_)) => relations.scan(),
+            Err(RecvError::Lagged(_)) => problems.scan(),
             Err(RecvError::Closed) => return,
         }
     }
 }
 
-impl Relations {
+impl Problems {
     /// Looks at all links. Hidden names have a line for each cluster.
     fn scan(&mut self) {
         let mut of_clusters: HashMap<Box<str>, String> = HashMap::new();
@@ -66,20 +67,27 @@ impl Relations {
     fn look(&mut self, key: &ServiceKey, is_news: bool) {
         let Some(link) = self.store.get(key) else {
             self.hidden.remove(key);
+            self.too_long.remove(key);
             return self.leave_circle(key);
         };
         if let Some(note) = self.new_hidden_name(&link) {
             self.tell(&link, Reason::Conflict, &note, is_news);
         }
-        match self.circle_of(&link) {
-            None => self.leave_circle(key),
-            Some(circle) => self.enter_circle(&link, circle, is_news),
+        let chain = self.store.last_of_chain(&link);
+        if !matches!(chain, Err(ChainError::TooLong)) {
+            self.too_long.remove(key);
+        } else if self.too_long.insert(key.clone()) {
+            self.tell(&link, Reason::TargetCircle, &ChainError::TooLong.to_string(), is_news);
+        }
+        match chain {
+            Err(ChainError::Circle(circle)) => self.enter_circle(&link, circle, is_news),
+            Ok(_) | Err(ChainError::TooLong) => self.leave_circle(key),
         }
     }
 
     /// Returns the links of the circle that the target of a link leads in.
     fn circle_of(&self, link: &Arc<Link>) -> Option<Vec<ServiceKey>> {
-        match last_of_chain(&self.store, link) {
+        match self.store.last_of_chain(link) {
             Err(ChainError::Circle(circle)) => Some(circle),
             Ok(_) | Err(ChainError::TooLong) => None,
         }
@@ -105,7 +113,7 @@ impl Relations {
         let named = circle.iter().take(MAX_NAMED).chain(circle.first().filter(|_| circle.len() <= MAX_NAMED));
         let named: Vec<String> = named.map(ToString::to_string).collect();
         let more = if circle.len() > MAX_NAMED { " → …" } else { "" };
-        let note = format!("{IN_A_CIRCLE}: {}{more}", named.join(" → "));
+        let note = format!("{}: {}{more}", ChainError::Circle(Vec::new()), named.join(" → "));
         // One line for all links of the circle, and an Event for each link whose target leads in it.
         self.circles.extend(circle.into_iter().map(|key| (key, first.clone())));
         self.tell(link, Reason::TargetCircle, &note, is_news);
@@ -136,6 +144,21 @@ impl Relations {
     }
 }
 
+/// Returns which names of a link the domain of a remote cluster contains.
+pub(crate) fn hidden_name(link: &Link, store: &Store) -> Option<String> {
+    let (namespace, service) = link.key.parts();
+    let zones = store.zones();
+    let is_hidden = |zone: &&Zone| zone.cluster.as_deref() == Some(namespace);
+    let domain = zones.iter().find(is_hidden).filter(|_| !link.is_gone())?;
+    let zone = names::text(&domain.origin);
+    let zone = zone.split_once('.').map_or(&*zone, |(_, zone)| zone);
+    let short = names::dashed_label(namespace, service);
+    Some(format!(
+        "{service}.{namespace}.{zone} isn't a name of it: the names below {namespace}.{zone} are those of remote \
+         cluster {namespace}. Give the cluster another name, or let clients use {short}.{zone}"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use hickory_proto::rr::Name;
@@ -143,28 +166,27 @@ mod tests {
     use super::*;
     use crate::model::hostname::Hostname;
     use crate::model::link::{Annotations, Ingress, ObservedService};
-    use crate::model::owner::Zone;
     use crate::store::OnGone;
     use crate::sync::election::Leadership;
     use crate::sync::events::Recorder;
     use crate::sync::test_support;
 
-    fn relations() -> Relations {
+    fn problems() -> Problems {
         let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
         let store = Store::new(OnGone::Kept).with_zones(zone.with_remotes(&["west".into()]));
         let dropped = prometheus::IntCounter::new("dropped", "Dropped.").unwrap();
         let recorder = Recorder::new(dropped, Leadership::unconditional());
         let link_reporter = LinkReporter { recorder, ..test_support::link_reporter() };
-        let (circles, hidden) = Default::default();
-        Relations { store: Arc::new(store), link_reporter, circles, hidden }
+        let (circles, too_long, hidden) = Default::default();
+        Problems { store: Arc::new(store), link_reporter, circles, too_long, hidden }
     }
 
     /// Applies a Service with this hostname, and returns the Events that follow.
-    fn apply(relations: &mut Relations, key: &str, host: &str) -> Vec<(Reason, String)> {
+    fn apply(problems: &mut Problems, key: &str, host: &str) -> Vec<(Reason, String)> {
         let (namespace, name) = key.split_once('/').unwrap();
         let key = ServiceKey::new(namespace, name);
         let hostnames = vec![Hostname::from(&Name::from_ascii(host).unwrap())];
-        relations.store.apply(ObservedService {
+        problems.store.apply(ObservedService {
             key: key.clone(),
             uid: name.into(),
             created: None,
@@ -176,45 +198,63 @@ mod tests {
             has_finalizer: false,
             persisted: None,
         });
-        relations.look(&key, true);
-        let queued = relations.link_reporter.recorder.take_queued();
+        problems.look(&key, true);
+        let queued = problems.link_reporter.recorder.take_queued();
         queued.into_iter().map(|(reason, note)| (reason, note.into())).collect()
     }
 
     #[test]
     fn each_link_of_a_circle_has_one_event_until_it_ends() {
-        let mut relations = relations();
-        assert_eq!(apply(&mut relations, "shop/a", "b.shop.lb.internal."), []);
-        let closed = apply(&mut relations, "shop/b", "a.shop.lb.internal.");
-        let note = format!("{IN_A_CIRCLE}: shop/b → shop/a → shop/b");
+        let mut problems = problems();
+        assert_eq!(apply(&mut problems, "shop/a", "b.shop.lb.internal."), []);
+        let closed = apply(&mut problems, "shop/b", "a.shop.lb.internal.");
+        let note =
+            "its target leads in a circle, so DNS answers SERVFAIL: shop/b → shop/a → shop/b".to_owned();
         assert_eq!(closed, [(Reason::TargetCircle, note.clone()), (Reason::TargetCircle, note)]);
-        assert_eq!(apply(&mut relations, "shop/b", "a-shop.lb.internal."), [], "it is the same circle");
-        assert_eq!(apply(&mut relations, "shop/a", "b-shop.lb.internal."), []);
-        let into = apply(&mut relations, "shop/c", "a.shop.lb.internal.");
+        assert_eq!(apply(&mut problems, "shop/b", "a-shop.lb.internal."), [], "it is the same circle");
+        assert_eq!(apply(&mut problems, "shop/a", "b-shop.lb.internal."), []);
+        let into = apply(&mut problems, "shop/c", "a.shop.lb.internal.");
         assert_eq!(into.len(), 1, "its clients get SERVFAIL, too");
-        assert_eq!(apply(&mut relations, "shop/c", "c.example."), []);
-        assert_eq!(relations.circles.len(), 2);
-        assert_eq!(apply(&mut relations, "shop/a", "a.example."), []);
-        assert!(relations.circles.is_empty());
-        assert_eq!(apply(&mut relations, "shop/d", "a.shop.lb.internal."), []);
-        let closed = apply(&mut relations, "shop/a", "b.shop.lb.internal.");
+        assert_eq!(apply(&mut problems, "shop/c", "c.example."), []);
+        assert_eq!(problems.circles.len(), 2);
+        assert_eq!(apply(&mut problems, "shop/a", "a.example."), []);
+        assert!(problems.circles.is_empty());
+        assert_eq!(apply(&mut problems, "shop/d", "a.shop.lb.internal."), []);
+        let closed = apply(&mut problems, "shop/a", "b.shop.lb.internal.");
         assert_eq!(closed.len(), 3, "also for the link that led into it before");
-        assert_eq!(relations.circles.len(), 3);
-        assert_eq!(apply(&mut relations, "shop/d", "b.shop.lb.internal."), [], "it is the same circle");
+        assert_eq!(problems.circles.len(), 3);
+        assert_eq!(apply(&mut problems, "shop/d", "b.shop.lb.internal."), [], "it is the same circle");
+    }
+
+    #[test]
+    fn chain_that_is_too_long_has_one_event_until_it_is_shorter() {
+        let mut problems = problems();
+        assert_eq!(apply(&mut problems, "shop/n0", "a.example."), []);
+        for number in 1..7 {
+            let next = format!("n{}.shop.lb.internal.", number - 1);
+            assert_eq!(apply(&mut problems, &format!("shop/n{number}"), &next), [], "{number}");
+        }
+        let note = "its target needs more than 8 look-ups, so DNS answers SERVFAIL".to_owned();
+        let told = apply(&mut problems, "shop/n7", "n6.shop.lb.internal.");
+        assert_eq!(told, [(Reason::TargetCircle, note.clone())]);
+        assert_eq!(apply(&mut problems, "shop/n7", "n6-shop.lb.internal."), [], "as before");
+        assert_eq!(apply(&mut problems, "shop/n7", "n5.shop.lb.internal."), []);
+        let told = apply(&mut problems, "shop/n7", "n6.shop.lb.internal.");
+        assert_eq!(told, [(Reason::TargetCircle, note)]);
     }
 
     #[test]
     fn name_below_a_remote_cluster_is_told_at_once() {
-        let mut relations = relations();
-        let told = apply(&mut relations, "west/web", "a.example.");
+        let mut problems = problems();
+        let told = apply(&mut problems, "west/web", "a.example.");
         let note = "web.west.lb.internal isn't a name of it: the names below west.lb.internal are those of remote \
                     cluster west. Give the cluster another name, or let clients use web-west.lb.internal";
         assert_eq!(told, [(Reason::Conflict, note.to_owned())]);
-        assert_eq!(apply(&mut relations, "west/web", "b.example."), [], "once");
-        relations.store.gone(&ServiceKey::new("west", "web"), "web", None, std::time::Instant::now());
-        relations.look(&ServiceKey::new("west", "web"), true);
-        assert!(relations.hidden.is_empty());
-        relations.scan();
-        assert_eq!(relations.link_reporter.recorder.take_queued(), []);
+        assert_eq!(apply(&mut problems, "west/web", "b.example."), [], "once");
+        problems.store.gone(&ServiceKey::new("west", "web"), "web", None, std::time::Instant::now());
+        problems.look(&ServiceKey::new("west", "web"), true);
+        assert!(problems.hidden.is_empty());
+        problems.scan();
+        assert_eq!(problems.link_reporter.recorder.take_queued(), []);
     }
 }
