@@ -128,12 +128,14 @@ impl Session<'_> {
     async fn read_pages(&self, connection: &mut Connection) -> Result<(Listing, Header), EtcdError> {
         let mut listing = Listing::default();
         let mut start = self.keys.range().bounds().0.to_vec();
-        let mut limit = self.keys.progress().limit.unwrap_or(PAGE);
+        // A server that was silent at a larger page would be so again.
+        let most = self.keys.progress().limit.unwrap_or(PAGE);
+        let mut limit = most;
         let mut header = None::<Header>;
         loop {
             let revision = header.map_or(0, |header| header.revision);
             let (page, has_values) = self.page(connection, &start, &mut limit, revision).await?;
-            limit = (limit * 2).min(PAGE);
+            limit = (limit * 2).min(most);
             for found in &page.kvs {
                 self.keys.add_to(&mut listing, found, has_values)?;
             }

@@ -263,9 +263,13 @@ async fn silent_server_is_left() {
     assert!(plugin.is_ready());
     let reply = server.reply("a.z. A").await.unwrap();
     assert_eq!(reply.ede.map(|ede| ede.code), Some(14));
-    etcd.put("/skydns/z/a", A);
+    for number in 0..300 {
+        etcd.put_silently(&format!("/skydns/y/{number}"), B);
+    }
+    etcd.put_silently("/skydns/z/a", A);
     etcd.set_fault("/v3/kv/range", None);
     answers(&server, "a.z. A", "192.0.2.1").await;
     let limits: Vec<_> = etcd.asked("/v3/kv/range").iter().map(|asked| asked["limit"].as_u64()).collect();
     assert_eq!(limits[..2], [Some(1000), Some(125)], "it asks for less");
+    assert!(limits.is_sorted_by(|before, after| before >= after), "{limits:?}");
 }
