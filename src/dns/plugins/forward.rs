@@ -32,6 +32,8 @@
 //!   record, counts as truncated, too. If there is no whole answer by TCP within a second, the whole records of the UDP
 //!   answer are the answer, with TC; without answer records other upstreams are asked first. Such an answer goes only
 //!   to clients that use UDP, and is never kept by *cache*; a client that uses TCP or TLS gets SERVFAIL.
+//! - A certificate with CA:TRUE is refused as that of an upstream, also if *tls* names it as the authority: `openssl req
+//!   -x509` makes such certificates, unless it has `-addext basicConstraints=critical,CA:FALSE`.
 //! - One look-up sends at most 4 queries to one upstream in a second: repetitions, queries without EDNS and by TCP
 //!   count, and those of further *forward* lines after *next*.
 //! - Of an upstream's EDNS options only extended errors are passed on: at most three, with at most 256 bytes of text in

@@ -12,7 +12,7 @@
 //! answer to another question is FORMERR, here a failure of the upstream. `unix://` isn't supported. Identical queries
 //! share one look-up, which counts once for each client in `coredns_grpc_requests_total` and the other metrics, with
 //! its whole duration, for its last upstream. The status NOT_FOUND counts there as NXDOMAIN; CoreDNS doesn't count it.
-//! *forward* has the limits for clients and for upstream sockets.
+//! *forward* has the limits for clients and for upstream sockets, and its certificates must not have CA:TRUE, either.
 //!
 //! # Syntax
 //!
