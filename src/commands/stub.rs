@@ -221,6 +221,9 @@ async fn write_steps(
                     "ConfigMap {name} is changed, but CoreDNS loads it only without the errors above"
                 ));
             }
+            Ok(()) if change.before == change.after => {
+                print(&format!("ConfigMap {name} has no copy of the former value any more"));
+            }
             Ok(()) => print(&match &change.restart {
                 None => format!("ConfigMap {name} is changed; its Pods read it within about two minutes"),
                 Some(restart) => {

@@ -192,7 +192,7 @@ impl LinkFacts {
         {
             reasons.replace(Cause::Gone, "the Service exists, and isn't selected any more");
         }
-        if link.target.is_some() && shown.dns_names.is_empty() {
+        if link.target.is_some() && shown.dns_names.is_empty() && !link.is_missing_name() {
             reasons.add(Cause::NoZone, self.why_unnamed());
         }
         reasons.extend_pairs(self.external_target_problem(link));

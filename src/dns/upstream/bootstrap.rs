@@ -112,8 +112,8 @@ async fn resolve_once(
                 });
                 let ips = found
                     .map_err(|error| io::Error::other(format!("failed to resolve {host:?}: {error}")))?;
-                for ip in ips {
-                    all.add(Some(host), SocketAddr::new(ip, *port), transport);
+                for (_, ip) in ips.iter().enumerate().filter(|(at, ip)| !ips[..*at].contains(ip)) {
+                    all.add(Some(host), SocketAddr::new(*ip, *port), transport);
                 }
             }
         }

@@ -115,6 +115,20 @@ fn link_without_a_name_in_any_zone_is_unnamed() {
 }
 
 #[test]
+fn link_that_lost_its_only_name_is_in_conflict() {
+    let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
+    let zone = Zone { k8s_gateway: Some(K8sGateway::default()), ..zone };
+    let facts = LinkFacts::of(Arc::new(Store::new(OnGone::Kept).with_zones(vec![zone])));
+    let hostnames: Arc<[Arc<str>]> = [Arc::from("shared.lb.internal")].into();
+    let annotations = Annotations { hostnames, ..Annotations::default() };
+    let rival = observed(ServiceKey::new(key().namespace(), "a-rival"), "rival", "b.example.");
+    facts.store.apply(ObservedService { annotations: annotations.clone(), ..rival });
+    facts.store.apply(ObservedService { annotations, ..observed(key(), "1", "a.example.") });
+    let (state, why) = shown(&facts);
+    assert_eq!(state, ViewState::Conflict, "{why}");
+}
+
+#[test]
 fn external_target_that_can_have_no_address_is_degraded() {
     let mut facts = facts(&[]);
     let at = |address: &str| {

@@ -52,6 +52,11 @@ pub async fn report(store: Arc<Store>, link_reporter: LinkReporter) {
 impl Problems {
     /// Looks at all links. Hidden names have a line for each cluster.
     fn scan(&mut self) {
+        let store = Arc::clone(&self.store);
+        let is_there = |key: &ServiceKey| store.get(key).is_some();
+        self.hidden.retain(is_there);
+        self.too_long.retain(is_there);
+        self.circles.retain(|key, _| is_there(key));
         let mut of_clusters: HashMap<Box<str>, String> = HashMap::new();
         for link in self.store.links() {
             if let Some(note) = self.new_hidden_name(&link) {
@@ -252,6 +257,9 @@ mod tests {
         assert_eq!(told, [(Reason::Conflict, note.to_owned())]);
         assert_eq!(apply(&mut problems, "west/web", "b.example."), [], "once");
         problems.store.gone(&ServiceKey::new("west", "web"), "web", None, std::time::Instant::now());
+        let mut of_a_scan = Problems { hidden: problems.hidden.clone(), ..self::problems() };
+        of_a_scan.scan();
+        assert!(of_a_scan.hidden.is_empty(), "a link is gone, of which no event has told");
         problems.look(&ServiceKey::new("west", "web"), true);
         assert!(problems.hidden.is_empty());
         problems.scan();
