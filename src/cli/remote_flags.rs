@@ -49,7 +49,11 @@ pub struct RemoteFlags {
 fn remote(text: &str) -> Result<RemoteCluster, String> {
     let wrong = || "not a name, a kubeconfig and perhaps a context, as in west=/etc/west.yaml:admin";
     let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
-    let label = dns_label(name).map_err(|why| format!("the name {name:?} of the cluster: {why}"))?;
+    let label = dns_label(name).map_err(|_| {
+        format!(
+            "{name:?} isn't the name of a cluster: it is a label of lower-case letters, digits and hyphens"
+        )
+    })?;
     if [names::RESERVED_LABEL, names::DELETED].contains(&name) {
         return Err(format!("{name} is reserved below every zone; give the cluster another name"));
     }

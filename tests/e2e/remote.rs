@@ -173,7 +173,7 @@ async fn remote_cluster_that_is_away_keeps_its_names() {
     let line = linker.line("the API server can't be reached").await;
     assert!(line.contains("of cluster west"), "{line}");
     assert_eq!(short(linker.dns, &name).await, "192.0.2.1");
-    let old = "the load balancers of cluster west are as they were read last, at 2";
+    let old = "the load balancers of cluster west are as they were read last, after 2";
     eventually("a note of the age", || async { linker.get_ready().1.contains(old).then_some(()) }).await;
     assert_eq!(linker.get_ready().0, 200);
 

@@ -36,7 +36,7 @@ fn note(policy: &SyncPolicy, verdict: Option<Verdict>, time: Timestamp, now: Ins
         Verdict::Wait(RemovalReason::RemovalHeld, _) | Verdict::Keep(RemovalReason::RemovalHeld) => None,
         Verdict::Wait(reason, until) => {
             let at = time.checked_add(until.saturating_duration_since(now)).ok()?;
-            Some(format!("its external target is removed at {at:.0} ({reason})"))
+            Some(format!("its external target is removed at {at:.0} ({reason}, by this replica's count)"))
         }
         Verdict::Keep(reason) => Some(format!("its external target stays ({reason})")),
         Verdict::Remove(_) | Verdict::Ask(_) => None,
@@ -56,7 +56,10 @@ mod tests {
         let until = now + Duration::from_secs(600);
         let policy = test_support::policy(None);
         let of = |verdict| note(&policy, Some(verdict), time, now);
-        let removed = "its external target is removed at 1970-01-01T00:10:00Z (DeleteDelay)".to_owned();
+        let removed =
+            "its external target is removed at 1970-01-01T00:10:00Z (DeleteDelay, by this replica's \
+                       count)"
+                .to_owned();
         assert_eq!(of(Verdict::Wait(RemovalReason::DeleteDelay, until)), Some(removed));
         let stays = "its external target stays (Retained)".to_owned();
         assert_eq!(of(Verdict::Keep(RemovalReason::Retained)), Some(stays));

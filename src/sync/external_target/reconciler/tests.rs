@@ -470,8 +470,8 @@ async fn removal_of_an_external_target_is_told_with_its_time() {
     reconciler.context.store.gone(&key, "web", None, Instant::now());
     reconciler.reconcile(&key);
     let told = removals.get(&key).unwrap();
-    let removed =
-        told.starts_with("its external target is removed at 2") && told.ends_with("Z (DeleteDelay)");
+    let removed = told.starts_with("its external target is removed at 2")
+        && told.ends_with("Z (DeleteDelay, by this replica's count)");
     assert!(removed, "{told}");
     load_balancer(&reconciler, "web");
     reconciler.reconcile(&key);

@@ -370,7 +370,7 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, cluster: Opt
         410 => None,
         code if scope.log.is_new_refusal(code) => None,
         0 if is_listed && cluster.is_some() => {
-            let at = scope.activity.as_ref().map(|activity| format!(", at {}", read_at(activity)));
+            let at = scope.activity.as_ref().map(|activity| format!(", after {}", read_at(activity)));
             let at = at.unwrap_or_default();
             Some(format!("the {what} are as they were read last{at}: the API server doesn't answer"))
         }
