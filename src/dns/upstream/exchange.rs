@@ -433,6 +433,10 @@ impl Attempt<'_> {
 
     /// By HTTP/2 sends the query over the connection that another query opens, unless that takes too long. Without one,
     /// returns the permit to hold while this query opens one.
+    ///
+    /// # Errors
+    /// Also if the attempt is late by then: it may end at any time, too early for a handshake, and many attempts that are
+    /// late could open connections in turn, none of which would become usable.
     async fn ask_opened(
         &self,
         bytes: &[u8],
@@ -444,7 +448,13 @@ impl Attempt<'_> {
         if opening.is_none() {
             return Ok((None, None));
         }
-        Ok((self.ask_open(bytes, Instant::now(), since, take)?, opening))
+        let now = Instant::now();
+        let asked = self.ask_open(bytes, now, since, take)?;
+        let (step, late_at) = self.progress.due(self.upstream.reply_timeout);
+        if asked.is_none() && late_at <= now {
+            return Err(step.late());
+        }
+        Ok((asked, opening))
     }
 
     /// Sends the query once more after its connection has failed, or was silent since `sent`: over a new one, or by HTTP/2

@@ -1,6 +1,6 @@
 //! Copies of zones on disk, for a start without the primary servers. A copy has the messages of the transfer.
 
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -138,6 +138,19 @@ impl SavedZone {
         let age = checked.and_then(|checked| now.duration_since(checked).ok());
         let (age, is_of_future) = (age.unwrap_or_default(), age.is_none());
         Ok(Some(Copy { zone: reader.finish()?, age, is_of_future, content }))
+    }
+
+    /// Keeps the copy at another place here, too, if it is of the same servers. Blocks.
+    pub(super) fn share(&self, other: &Self) -> io::Result<()> {
+        let is_own = |place: &Self| matches!(place.content(), Ok(Some(content)) if content.has_same_servers(&self.source));
+        if is_own(other) {
+            fs::hard_link(&other.path, &self.path)?;
+            // The copy may have been replaced meanwhile.
+            if !is_own(self) {
+                fs::remove_file(&self.path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Begins a copy, which takes the place of the one before when it is complete. Waits for one that is being written.

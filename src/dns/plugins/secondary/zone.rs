@@ -1,24 +1,25 @@
 //! A zone of primary servers, which is kept up to date.
 
+mod on_disk;
+
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use hickory_proto::rr::Name;
 use parking_lot::Mutex;
 use rand::RngExt;
 use tokio::sync::{Notify, Semaphore};
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::client::{self, ClientError};
-use super::saved::{Copy, NewCopy, SavedZone};
+use super::saved::{NewCopy, SavedZone};
 use super::schedule::{Expiry, Failure, Schedule, Timers};
 use super::source::Source;
 use crate::boot_clock::{self, BootInstant, Clock};
@@ -92,6 +93,8 @@ struct State {
     is_of_future: bool,
     /// Why it isn't saved, if that was logged.
     unsaved: Option<String>,
+    /// What is to be logged about the copy that the zone was read from, once a block follows the zone.
+    restored: Option<String>,
     /// The earliest time of a transfer that is only for the copy.
     save_from: BootInstant,
     /// The text about the last check, if it failed.
@@ -241,6 +244,7 @@ impl Secondaries {
                 is_saved: false,
                 is_of_future: false,
                 unsaved: None,
+                restored: None,
                 save_from: (self.clock)(),
                 failure: None,
                 lines: LineLimit::new(FAILURE_LINES),
@@ -259,32 +263,6 @@ impl Secondaries {
             None => None,
         };
         (zone, problem)
-    }
-
-    /// Returns the place for the copy of a zone, and whether the copy there, if there is one, may be read: `accepts` tells
-    /// that of its source. `known` are the other zones with the same origin.
-    fn saved(
-        &self,
-        origin: &Name,
-        source: Source,
-        known: &[Arc<SecondaryZone>],
-        accepts: &dyn Fn(&Source) -> bool,
-    ) -> Option<(SavedZone, bool)> {
-        let directory = self.directory.as_deref()?;
-        let usual = SavedZone::new(directory, origin, source);
-        let own = SavedZone::beside(directory, origin, source);
-        let others: Vec<SavedZone> = known.iter().filter_map(|zone| zone.place().saved).collect();
-        let holder = |place: &SavedZone| others.iter().find(|other| other.path() == place.path());
-        // A copy that can't be read is reported later.
-        let is_usable =
-            |place: &SavedZone| Some(place.content().transpose()?.map_or(true, |it| accepts(&it)));
-        let (place, is_usable) = match is_usable(&own) {
-            Some(is_usable) => (own, is_usable),
-            None if holder(&usual).is_none() && is_usable(&usual) != Some(false) => (usual, true),
-            None => (own, true),
-        };
-        let place = holder(&place).map(|other| other.of_source(source)).unwrap_or(place);
-        Some((place, is_usable))
     }
 }
 
@@ -310,8 +288,11 @@ impl SecondaryZone {
     /// Serves what another zone serves.
     fn take_over(&mut self, former: &Self) {
         *self.expiry.get_mut() = former.expiry.lock().clone();
-        let content = former.content();
+        // Held, because `former` may be about to serve another zone.
+        let inherited = former.inherited.lock();
+        let content = inherited.unwrap_or_else(|| former.place.lock().source);
         let Some(zone) = former.served.zone() else { return };
+        drop(inherited);
         let is_own = content.has_same_servers(&self.place.get_mut().source);
         *self.inherited.get_mut() = (!is_own).then_some(content);
         self.served.serve(zone);
@@ -326,51 +307,6 @@ impl SecondaryZone {
             self.served.take_back();
             *self.expiry.lock() = Expiry::default();
         }
-    }
-
-    /// Keeps the copy where it is found for the block that keeps the zone up to date from now on.
-    fn settle(&self, state: &mut State, secondaries: &Secondaries, source: Source) {
-        if self.place.lock().source.has_same_listeners(&source) {
-            return;
-        }
-        let (origin, zones) = (self.served.origin(), secondaries.zones.lock());
-        let all = zones.get(origin).into_iter().flatten().filter_map(Weak::upgrade);
-        let others: Vec<Arc<Self>> = all.filter(|other| !std::ptr::eq(&**other, self)).collect();
-        let is_own = |content: &Source| content.has_same_servers(&source);
-        let saved = secondaries.saved(origin, source, &others, &is_own).map(|(saved, _)| saved);
-        *self.place.lock() = Place { source, saved };
-        state.is_saved = false;
-    }
-
-    /// Serves the zone from its copy, if there is one.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the copy.
-    fn restore(&mut self, secondaries: &Secondaries) -> Result<(), String> {
-        let Place { source, saved: Some(saved) } = self.place() else { return Ok(()) };
-        let (origin, path) = (self.served.origin(), saved.path().display());
-        let read = saved.read(origin, SystemTime::now(), secondaries.memory.clone());
-        let read =
-            read.map_err(|error| format!("{path}: {error}; the zone {origin} has to be transferred first"))?;
-        let Some(Copy { zone, age, is_of_future, content }) = read else { return Ok(()) };
-        let is_own = content.has_same_servers(&source);
-        let left = Timers::of(&zone).expire.saturating_sub(age);
-        let seconds = age.as_secs();
-        if left.is_zero() {
-            self.served.withdraw(Lack::Expired);
-            return Err(format!("{path}: the zone {origin} has expired: it was confirmed {seconds} s ago"));
-        }
-        self.expiry.get_mut().confirm((secondaries.clock)(), left);
-        let (serial, records) = (zone.serial(), zone.number_of_records());
-        let others = if is_own { "" } else { ", by the primary servers before" };
-        info!(
-            "zone {origin}: serial {serial}, {records} records from {path}, confirmed {seconds} s ago{others}"
-        );
-        self.served.serve(zone);
-        let state = self.state.get_mut();
-        (state.is_saved, state.is_of_future) = (is_own, is_own && is_of_future);
-        *self.inherited.get_mut() = (!is_own).then_some(content);
-        Ok(())
     }
 
     pub(super) fn served(&self) -> &Arc<ServedZone> {
@@ -398,6 +334,10 @@ impl SecondaryZone {
         let endless = async {
             let mut state = self.state.lock().await;
             self.settle(&mut state, &following.secondaries, source);
+            // Another block may have the servers of the copy, and the zone was given back.
+            if let Some(text) = state.restored.take().filter(|_| self.served.zone().is_some()) {
+                info!("{text}");
+            }
             if std::mem::take(&mut state.is_of_future) {
                 self.confirm_copy(&mut state).await;
             }
@@ -514,41 +454,11 @@ impl SecondaryZone {
         let memory = secondaries.memory.replacing(self.served.zone().map_or(0, |zone| zone.bytes()));
         let (zone, copy) = client::transfer(primary, &origin, key.clone(), copy, memory).await?;
         if check(zone.serial()).map_err(|older| ClientError::Begun(Box::new(older)))? {
+            let mut inherited = self.inherited.lock();
             self.served.serve(zone);
-            *self.inherited.lock() = None;
+            *inherited = None;
         }
         Ok(Checked::Sent { asked, before, copy })
-    }
-
-    async fn new_copy(&self, state: &mut State) -> Option<NewCopy> {
-        let saved = self.place().saved?;
-        let begun = saved.begin().await;
-        begun.inspect_err(|error| self.unsaved(state, &saved, error)).ok()
-    }
-
-    /// Notes why the zone isn't kept on disk. It is tried again after REFRESH.
-    fn unsaved(&self, state: &mut State, saved: &SavedZone, error: &dyn std::fmt::Display) {
-        state.is_saved = false;
-        let text = error.to_string();
-        if state.unsaved.as_ref() == Some(&text) {
-            return;
-        }
-        state.unsaved = Some(text);
-        let (origin, path) = (self.served.origin(), saved.path().display());
-        warn!(
-            "zone {origin}: it can't be kept in {path}: {error}; a start without its primary servers lacks it"
-        );
-    }
-
-    /// Notes in the copy that the zone was checked.
-    async fn confirm_copy(&self, state: &mut State) {
-        let Some(saved) = self.place().saved.filter(|_| state.is_saved) else { return };
-        let copy = saved.clone();
-        match spawn_blocking(move || copy.confirm(SystemTime::now())).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.unsaved(state, &saved, &error),
-            Err(error) => self.unsaved(state, &saved, &error),
-        }
     }
 
     /// Logs what a primary server has said, and keeps the zone on disk.
@@ -570,17 +480,6 @@ impl SecondaryZone {
                     info!("zone {origin}: serial {before} → {serial}, {records} records from {primary}");
                 }
             }
-        }
-    }
-
-    /// Keeps a zone on disk that was just received.
-    async fn save(&self, state: &mut State, copy: Option<NewCopy>) {
-        state.is_saved = false;
-        let Some((copy, saved)) = copy.zip(self.place().saved) else { return };
-        match spawn_blocking(move || copy.finish(SystemTime::now())).await {
-            Ok(Ok(())) => (state.is_saved, state.unsaved) = (true, None),
-            Ok(Err(error)) => self.unsaved(state, &saved, &error),
-            Err(error) => self.unsaved(state, &saved, &error),
         }
     }
 }

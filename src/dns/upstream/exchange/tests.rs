@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::advance;
+use tokio::time::{advance, sleep};
 
 use super::*;
 use crate::dns::message::grpc;
@@ -233,6 +233,31 @@ async fn silent_handshakes_are_few() {
         accepted += 1;
     }
     assert_eq!(accepted, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_of_an_outage_have_time_to_open() {
+    const QUERIES: u32 = 300;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = ForwardOptions { max_fails: 0, ..ForwardOptions::default() };
+    let group = UpstreamGroup::new(vec![http_upstream(&listener, true).endpoint.clone()], options);
+    let asked = &question();
+    let ask = async |number: u32| {
+        sleep(Duration::from_millis(50) * number).await;
+        group.ask(asked, LookupOrigin::Forward, [10, 0, 0, 1].into(), &QueryLimiter::default()).await
+    };
+    let mut accepted = Vec::new();
+    let accepting = async {
+        loop {
+            accepted.push(listener.accept().await.unwrap());
+        }
+    };
+    tokio::select! {
+        () = accepting => {}
+        answers = join_all((0..QUERIES).map(ask)) => assert!(answers.iter().all(Result::is_err)),
+    }
+    let number = accepted.len();
+    assert!(number < 60, "{number} connections in 20 s: three at a time, each of at least a second");
 }
 
 /// An upstream that answers with octets of the test's choice.

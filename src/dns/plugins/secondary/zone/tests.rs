@@ -1,9 +1,12 @@
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+use futures::FutureExt;
 
 use super::*;
 use crate::boot_clock::by_hand;
+use crate::captured_log::CapturedLog;
 use crate::dns::message::tsig::Algorithm;
 use crate::dns::plugins::secondary::tests::{Primary, origin};
 
@@ -181,6 +184,54 @@ async fn zone_that_gets_a_view_takes_its_copy_along() {
             assert_eq!(inside.serial(), Some(5), "{is_first}");
         }
     }
+}
+
+#[tokio::test]
+async fn copy_is_found_for_a_block_after_a_new_one() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let (primary, new) =
+        (Primary::of_zone(&serial, &transfers).await, Primary::of_zone(&serial, &transfers).await);
+    let set_up = |following: &Following| {
+        let everyone = following.zone(&[new.address], 53).0;
+        (everyone, following.zone_in(Some("inside"), &[primary.address], 53).0)
+    };
+    for is_restart in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let start = || following(Some(directory.path()));
+        let before = start();
+        serial.store(5, Ordering::Relaxed);
+        before.zone(&[primary.address], 53).0.check_now(&before).await;
+        let after = if is_restart { start() } else { before.reloaded() };
+        let (everyone, inside) = set_up(&after);
+        assert_eq!((everyone.serial(), inside.serial()), (None, Some(5)), "{is_restart}");
+        let source = Source::new(&[primary.address], None, &[], &[53], Some("inside"));
+        inside.settle(&mut *inside.state.lock().await, &after.secondaries, source);
+        // This takes the usual place of the copy.
+        serial.store(6, Ordering::Relaxed);
+        everyone.check_now(&after).await;
+        assert_ne!(everyone.path(), inside.path());
+        let (everyone, inside) = set_up(&start());
+        assert_eq!((everyone.serial(), inside.serial()), (Some(6), Some(5)), "{is_restart}");
+    }
+}
+
+#[tokio::test]
+async fn start_logs_only_copies_that_are_served() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let dead = Primary::of_zone(&serial, &transfers).await.end().await;
+    let directory = tempfile::tempdir().unwrap();
+    let before = following(Some(directory.path()));
+    before.zone(&[primary.address], 53).0.check_now(&before).await;
+    let (log, _guard) = CapturedLog::start(tracing::Level::INFO);
+    let after = following(Some(directory.path()));
+    let blocks = [(None, dead), (Some("inside"), primary.address)];
+    for (zone, view) in blocks.map(|(view, primary)| (after.zone_in(view, &[primary], 53).0, view)) {
+        let source = Source::new(&zone.primaries, None, &[], &[53], view);
+        assert!(zone.follow(after.clone(), source, CancellationToken::new()).now_or_never().is_none());
+    }
+    let text = log.text();
+    assert_eq!(text.matches("zone example.org.: serial 5, ").count(), 1, "{text}");
 }
 
 #[tokio::test]
