@@ -121,11 +121,16 @@ fn link_that_lost_its_only_name_is_in_conflict() {
     let facts = LinkFacts::of(Arc::new(Store::new(OnGone::Kept).with_zones(vec![zone])));
     let hostnames: Arc<[Arc<str>]> = [Arc::from("shared.lb.internal")].into();
     let annotations = Annotations { hostnames, ..Annotations::default() };
-    let rival = observed(ServiceKey::new(key().namespace(), "a-rival"), "rival", "b.example.");
-    facts.store.apply(ObservedService { annotations: annotations.clone(), ..rival });
-    facts.store.apply(ObservedService { annotations, ..observed(key(), "1", "a.example.") });
-    let (state, why) = shown(&facts);
-    assert_eq!(state, ViewState::Conflict, "{why}");
+    let rival = observed(ServiceKey::new("zoo", "rival"), "rival", "b.example.");
+    let annotations_of_rival = annotations.clone();
+    facts.store.apply(ObservedService { annotations: annotations_of_rival, created: Some(1), ..rival });
+    facts.store.apply(ObservedService {
+        annotations,
+        created: Some(2),
+        ..observed(key(), "1", "a.example.")
+    });
+    let lost = "shared.lb.internal belongs to link zoo/rival".to_owned();
+    assert_eq!(shown(&facts), (ViewState::Conflict, lost));
 }
 
 #[test]
