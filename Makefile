@@ -58,7 +58,7 @@ bench-cluster: build control-plane ## measure propagation and memory with a real
 	mkdir -p target/bench && cp target/release/lb-linker target/bench/lb-linker
 	LB_LINKER_TEST_PROGRAM="$(CURDIR)/target/bench/lb-linker" cargo bench --locked --bench cluster
 
-chaos: has-linker ## repeat faults under load, against the release build, and print what was seen (under 30 minutes)
+chaos: has-linker ## repeat faults under load, against the release build, and print what was seen (about 50 minutes)
 	tests/chaos
 
 # The copy stays the same while the hour lasts, whatever is built meanwhile.
