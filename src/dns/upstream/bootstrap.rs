@@ -1,5 +1,6 @@
 //! Resolves the names of upstreams once, at the start.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -112,8 +113,9 @@ async fn resolve_once(
                 });
                 let ips = found
                     .map_err(|error| io::Error::other(format!("failed to resolve {host:?}: {error}")))?;
-                for (_, ip) in ips.iter().enumerate().filter(|(at, ip)| !ips[..*at].contains(ip)) {
-                    all.add(Some(host), SocketAddr::new(*ip, *port), transport);
+                let mut seen = HashSet::new();
+                for ip in ips.into_iter().filter(|ip| seen.insert(*ip)) {
+                    all.add(Some(host), SocketAddr::new(ip, *port), transport);
                 }
             }
         }
