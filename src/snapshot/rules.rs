@@ -17,6 +17,8 @@ pub(super) const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_FUTURE: Duration = Duration::from_secs(300);
 /// Minimum pause between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum pause between two writes while links change: a restart may answer what is this much out of date.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Longest pause between two writes while the watches live.
 const MAX_RENEWAL: Duration = Duration::from_secs(600);
 
@@ -80,9 +82,9 @@ pub(super) fn has_all_classes(source: &Source, name: &str, then: &[Zone], now: &
     }
 }
 
-/// Returns the pause after a write that took this time: ten times as long, and at least [`WRITE_INTERVAL`].
+/// Returns the pause after a write that took this time: ten times as long, within [`WRITE_INTERVAL`] and [`MAX_PAUSE`].
 pub(super) fn pause_after(write: Duration) -> Duration {
-    write.saturating_mul(10).max(WRITE_INTERVAL)
+    write.saturating_mul(10).clamp(WRITE_INTERVAL, MAX_PAUSE)
 }
 
 /// Returns the time after which a snapshot without changes is written again, so that it doesn't age while the API
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn writes_are_rare_when_they_take_long() {
-        for (milliseconds, expected) in [(0, 1000), (100, 1000), (101, 1010), (5000, 50_000)] {
+        for (milliseconds, expected) in [(0, 1000), (100, 1000), (101, 1010), (500, 5000), (60_000, 5000)] {
             let pause = pause_after(Duration::from_millis(milliseconds));
             assert_eq!(pause, Duration::from_millis(expected));
         }

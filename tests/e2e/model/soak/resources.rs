@@ -82,14 +82,17 @@ pub fn start(shared: &Arc<Shared>, pid: u32, metrics: SocketAddr, prints: bool) 
     Builder::new().name("resources".to_owned()).spawn(measure).unwrap()
 }
 
-/// Compares the end with minute 10: the resident memory at the end, and the means of open files, threads and tasks over
-/// the last five minutes with those of minutes 6 to 10. A short run isn't judged.
+/// Compares the end with minute 10: the resident memory at the end, and the medians of open files, threads and tasks
+/// over the last five minutes with those of minutes 6 to 10. A median, because an outage of the upstream, with its open
+/// look-ups, falls into one or two samples, and a leak into each. A short run isn't judged.
 fn judge(samples: &[Sample], last: Sample) -> Verdict {
     if samples.len() < BASE + 5 {
         return Verdict { holds: true, text: format!("too short to compare resources: {last:?}") };
     }
-    let mean = |samples: &[Sample], field: fn(&Sample) -> usize| {
-        samples.iter().map(field).sum::<usize>() as f64 / samples.len() as f64
+    let median = |samples: &[Sample], field: fn(&Sample) -> usize| {
+        let mut values: Vec<_> = samples.iter().map(field).collect();
+        values.sort_unstable();
+        values[values.len() / 2] as f64
     };
     let (early, late) = (&samples[BASE - 5..BASE], &samples[samples.len() - 5..]);
     let memory = last.memory as f64 / samples[BASE - 1].memory as f64;
@@ -108,11 +111,10 @@ fn judge(samples: &[Sample], last: Sample) -> Verdict {
             "threads" => |sample: &Sample| sample.threads,
             _ => |sample: &Sample| sample.tasks,
         };
-        let (early, late) = (mean(early, field), mean(late, field));
+        let (early, late) = (median(early, field), median(late, field));
         let most = early * 1.1 + 5.0;
         holds &= late <= most;
-        text +=
-            &format!("; {name} {early:.1} in minutes 6 to 10, {late:.1} in the last 5 (at most {most:.1})");
+        text += &format!("; {name} {early} in minutes 6 to 10, {late} in the last 5 (at most {most:.1})");
     }
     Verdict { holds, text }
 }
