@@ -39,7 +39,8 @@
 //!
 //! Syntax: `dnstap SOCKET [full [WRITEBUFFER [QUEUE]]]` connects to a sink; `dnstap listen SOCKET [full]` lets up to 16
 //! sinks connect. The plugin may be repeated. **SOCKET** is a path, with or without `unix://`, `tcp://HOST:PORT` or
-//! `tls://HOST:PORT`. `full` adds the DNS message in wire form. **WRITEBUFFER** is the size of the kernel's send buffer
+//! `tls://HOST:PORT`; with `listen`, HOST may be left out. The certificate of a sink is verified with the CAs of the
+//! system. `full` adds the DNS message in wire form. **WRITEBUFFER** is the size of the kernel's send buffer
 //! in MiB (1 to 1024), if the kernel allows it; **QUEUE** is how many times 10,000 messages may wait (1 to 4096).
 //! Options:
 //!
@@ -48,8 +49,8 @@
 //! - `extra TEXT`: the field *extra*, with the placeholders of [*log*](#log), also `{/LABEL}`. Those about the answer
 //!   are `-`.
 //! - `skipverify`: the sink's certificate isn't verified; with `listen`, a sink needs no certificate.
-//! - `tls CERT KEY [CA]`: only for `listen tls://`, the server's certificate and key in PEM. With **CA**, a sink needs
-//!   a certificate of it.
+//! - `tls CERT KEY [CA]`: for `listen tls://`, which needs it: the server's certificate and key in PEM. With **CA**, a
+//!   sink needs a certificate of it.
 //!
 //! # Examples
 //!

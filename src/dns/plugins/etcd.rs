@@ -24,7 +24,8 @@
 //! start; then they get SERVFAIL with the extended error 14 (Not Ready). `/ready` doesn't wait for it; a note says
 //! what fails. Each failure is a line of the log (3 a minute), and so is each key that is left out (10 a minute).
 //!
-//! Only the keys that the zones have in common are read. They take 64 MiB of memory at most, some 200,000 keys; with
+//! Only keys below the longest path that all zones of the line share are read: for example.org and example.com these
+//! are all keys below `/skydns`. They take 64 MiB of memory at most, some 200,000 keys; with
 //! more, the keys before stay, and the list is tried again every minute. A value has at most 64 KiB. etcd has to be
 //! 3.4 or newer, with its gRPC gateway (the default). It is asked by HTTP/1.1.
 //!
@@ -52,8 +53,8 @@
 //! Syntax: `etcd [ZONES...]`. Options:
 //!
 //! - `path PATH`: what the keys begin with, `/skydns` by default.
-//! - `endpoint URL...`: the servers of one cluster, `http://localhost:2379` by default; the port is 2379 if there is
-//!   none, and without `http://` or `https://` the option `tls` decides.
+//! - `endpoint URL...`: the servers of one cluster, at most 16, `http://localhost:2379` by default; the port is 2379 if
+//!   there is none, and without `http://` or `https://` the option `tls` decides.
 //! - `credentials USERNAME PASSWORD`: a user of etcd, which needs the permission to read all keys below the path.
 //! - `tls`, `tls CA`, `tls CERT KEY` or `tls CERT KEY CA`: files in PEM. **CA** verifies the servers instead of the
 //!   CAs of the system; **CERT** and **KEY** authenticate lb-linker. The gateway doesn't take the name in a

@@ -42,7 +42,7 @@
 //!   uses a newer socket, which makes forging harder (RFC 5452). A datagram that answers no query is counted, and
 //!   ends none; after one that is probably forged, the socket accepts no error without a question.
 //!   CoreDNS uses a socket for one query at a time, until it was idle for *expire*.
-//! - A client, which is an address, may have at most half of the look-ups that other clients leave free: a single one
+//! - A client, which is an address, may have at most half of the look-ups that the other clients leave free: a single one
 //!   500 of `max_concurrent 1000`. Further ones are refused. A look-up counts for the client that it was started for
 //!   until it ends, and identical queries share one. CoreDNS has no limit per client.
 //! - Without *max_concurrent*, 1000 to 10,000 concurrent look-ups are allowed: a quarter of the files that the process
@@ -99,7 +99,7 @@
 //! | `read_timeout DURATION` | 2s | how long an upstream may take to answer; a connection has to be there within 2s. The whole query may take 5s, or this if it is longer |
 //! | `max_fails NUMBER` | 2 | checks in a row that an upstream may fail before it is down. 0: no checks, none is ever down |
 //! | `max_connect_attempts NUMBER` | 2 for each upstream | failed attempts for one query; 0: only the time limits. A round through the upstreams takes at least 0.1s |
-//! | `max_concurrent NUMBER` | see above | concurrent look-ups, and with them each client's share; further queries get REFUSED |
+//! | `max_concurrent NUMBER` | see above | concurrent look-ups, and with them each client's share; further queries get REFUSED. 0 is the default, and in CoreDNS no limit |
 //! | `health_check DURATION [no_rec] [domain NAME]` | 500ms, at least 10ms | interval of the checks. `no_rec`: without RD; `domain`: asks for the name servers of this name |
 //! | `policy random\|round_robin\|sequential` | `random` | the upstream that is asked first: a random one, each in turn, or the order of **TO** |
 //! | `failover RCODES...` | | after an answer with such a code (`SERVFAIL`, `REFUSED`; not NOERROR) the next upstream is asked; if all give one, the last answer counts |

@@ -27,9 +27,9 @@
 //! The client's address is that of the connection, so behind a proxy without *proxyproto* that of the proxy:
 //! `X-Forwarded-For` and similar headers are ignored, because any client can set them. *timeouts* applies as by TCP;
 //! `read` also limits the time for the body of a request, and HTTP/2 allows 100 queries at a time on a connection. A
-//! client that sends 128 KiB by HTTP/2 beyond 4 KiB for each request is disconnected. What HTTP/2 connections have sent
-//! may stay in memory, up to 2 MiB of each; from 128 KiB on they share 64 MiB for it, and a connection that gets no
-//! share ends after its answers.
+//! client that sends 128 KiB by HTTP/2 beyond 4 KiB for each request is disconnected. A connection of HTTP/2 may hold
+//! 2 MiB of what it has received. What exceeds 128 KiB comes from 64 MiB that all connections share; a connection
+//! without a share ends after its answers.
 //!
 //! Differences from CoreDNS: methods other than GET and POST, and too large a body, get 400 there, any content type is
 //! taken, and errors have no sentence; HEAD is answered here. There HTTP caches may keep an answer for an hour at most,
@@ -43,11 +43,22 @@
 //! Syntax: `https`. Option:
 //!
 //! - `max_connections MAXIMUM` sets the maximum number of connections of the listener, 200 by default. 0 leaves only
-//!   the limits of all TCP connections: 10,000, and 1,000 of a client; an idle connection takes about 25 KiB of memory,
-//!   without TLS. With *tls* a client's address may have half of the maximum; without it a proxy is one client, and
-//!   never has more than 1,000 connections. If several blocks share the listener, the first one with *https* counts.
+//!   the [limits](reference.md#limits) of all TCP connections; an idle connection takes about 25 KiB of memory, without
+//!   TLS. With *tls* or *proxyproto* a client's address may have half of the maximum. Without them a proxy is one
+//!   client, and has only the limit of a client by TCP. If several blocks share the listener, the first one with
+//!   *https* counts.
 //!
-//! For example, in a block `https://dns.example.org`: `tls tls.crt tls.key` and `https` with `max_connections 1000`.
+//! # Examples
+//!
+//! ```text
+//! https://dns.example.org {
+//!     tls tls.crt tls.key
+//!     https {
+//!         max_connections 1000
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
 //!
 //! To measure, use h2load, or dnsperf with no more queries outstanding than connections (`-m doh -c 4 -q 4`): dnsperf reads
 //! one answer of each TLS record, and counts further ones as lost.

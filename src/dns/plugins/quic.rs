@@ -17,11 +17,11 @@
 //!
 //! *timeouts* applies as by TCP. 0-RTT isn't offered, because its queries can be replayed, and a client can't move to
 //! another address. All listeners together have 1,000 connections at most, a client's address half of them: then the
-//! connection that has been idle longest is closed, or the new one if none is idle. Beyond 64 handshakes with new
-//! addresses at once, at the maximum, and from an eighth of it for one address, clients first have to prove their
-//! address (Retry, RFC 9000 section 8.1), which takes a round trip: packets with forged addresses keep no client out
-//! and close no connection. A closed connection takes no place of an open one; it stays in memory for up to a minute,
-//! as the client wants, but not while 1,000 newer ones are closed. An idle connection takes about 60 KiB of memory.
+//! connection that has been idle longest is closed, or the new one if none is idle. When 64 handshakes with new
+//! addresses are under way, all connections are in use, or the client's address has an eighth of them, clients first
+//! have to prove their address (Retry, RFC 9000 section 8.1), which takes a round trip: packets with forged addresses
+//! keep no client out and close no connection. A closed connection takes no place of an open one; it stays in memory
+//! for up to a minute, but only the 1,000 closed last. An idle connection takes about 60 KiB of memory.
 //!
 //! Differences from CoreDNS: answers aren't limited to the size that EDNS advertises, or to 512 bytes. Zones can be
 //! transferred. The answer waits for the end of the query's stream; CoreDNS answers before it, and ignores what
@@ -37,7 +37,17 @@
 //!   the listener, the first one with *quic* counts.
 //! - `worker_pool_size NUMBER` has no effect: the queries that wait are always limited, to 4,096 of all connections.
 //!
-//! For example, in a block `quic://dns.example.org`: `tls tls.crt tls.key` and `quic` with `max_streams 16`.
+//! # Examples
+//!
+//! ```text
+//! quic://dns.example.org {
+//!     tls tls.crt tls.key
+//!     quic {
+//!         max_streams 16
+//!     }
+//!     forward . 192.0.2.53
+//! }
+//! ```
 
 use super::setup::Setup;
 use crate::dns::corefile::CorefileError;

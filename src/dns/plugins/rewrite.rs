@@ -71,11 +71,11 @@
 //! | `ttl` | the TTL of all records: SECONDS, or at least MIN and at most MAX. `30-` has no upper bound, `-30` no lower one |
 //! | `rcode` | the RCODE of the answer, if it is FROM, also if no plugin has answered: numbers up to 23, or NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED, YXDOMAIN, YXRRSET, NXRRSET, NOTAUTH, NOTZONE, DSOTYPENI, BADSIG, BADKEY, BADTIME, BADMODE, BADNAME, BADALG, BADTRUNC or BADCOOKIE |
 //! | `cname` | the target of a CNAME, for queries of any type. The new target is looked up with the type of the client's query, and the result replaces the records after that CNAME; the RCODE stays. FROM is converted to lower case, even a regular expression, and the target keeps its case |
-//! | `edns0` | the EDNS options of the query. `set` and `append` match every query, `replace` those with such an option of the client or of an earlier rule, which it replaces as `set` does. `append` keeps such an option, and adds one more; with a variable or a subnet it doesn't match then. `unset` removes all of them, and needs CODE only for `local` |
+//! | `edns0` | the EDNS options of the query. `set` always matches. `replace` matches if the client or an earlier rule has set such an option, and replaces it as `set` does. `append` keeps such an option, and adds one more; with a variable or a subnet it matches only if there is none yet. `unset` removes all of them, and needs CODE only for `local` |
 //!
 //! CODE and the numbers of bits may be decimal, or hexadecimal with `0x`. DATA is text, hexadecimal with `0x`, at most 256
 //! bytes, or one of these in braces: `{qname}` as text, `{qtype}`, `{client_ip}`, `{client_port}`, `{server_ip}` and
-//! `{server_port}` in network byte order, `{protocol}` (`udp` or `tcp`), or a label of *metadata* without its first slash,
+//! `{server_port}` in network byte order, `{protocol}` (`udp`, also for QUIC, or `tcp`), or a label of *metadata* without its first slash,
 //! such as `{kubernetes/client-namespace}`; without a value the rule doesn't match. The option of `subnet` is the client's
 //! network of that length (RFC 7871).
 //!
@@ -98,18 +98,21 @@
 //! empty answers; one content delivery network for another; the client's network for upstreams:
 //!
 //! ```text
-//! rewrite name example.net example.org
-//! rewrite name suffix .example.net .example.org answer auto
-//! rewrite stop {
-//!     name regex (.*)-(us-west-1)\.example\.org {1}.service.{2}.consul
-//!     answer name (.*)\.service\.(us-west-1)\.consul {1}-{2}.example.org
-//!     answer value (.*)\.service\.(us-west-1)\.consul {1}-{2}.example.org
+//! . {
+//!     rewrite name example.net example.org
+//!     rewrite name suffix .example.net .example.org answer auto
+//!     rewrite stop {
+//!         name regex (.*)-(us-west-1)\.example\.org {1}.service.{2}.consul
+//!         answer name (.*)\.service\.(us-west-1)\.consul {1}-{2}.example.org
+//!         answer value (.*)\.service\.(us-west-1)\.consul {1}-{2}.example.org
+//!     }
+//!     rewrite continue type ANY HINFO
+//!     rewrite ttl suffix .example.org 30-300
+//!     rewrite rcode regex (.*)\.example\.org SERVFAIL NOERROR
+//!     rewrite cname suffix .cdn.example.net. .other.example.com.
+//!     rewrite edns0 subnet set 24 56
+//!     forward . 192.0.2.53
 //! }
-//! rewrite continue type ANY HINFO
-//! rewrite ttl suffix .example.org 30-300
-//! rewrite rcode regex (.*)\.example\.org SERVFAIL NOERROR
-//! rewrite cname suffix .cdn.example.net. .other.example.com.
-//! rewrite edns0 subnet set 24 56
 //! ```
 
 mod cname;

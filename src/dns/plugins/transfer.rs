@@ -14,9 +14,9 @@
 //! meanwhile. Other clients, AXFR by UDP, HTTPS or gRPC, names that are no zone's origin, and zones of other plugins
 //! get REFUSED, and the log has the reason; a zone that can't be served at present gets SERVFAIL.
 //!
-//! At most 4 transfers are under way at once in the whole process, 2 of them to clients that only `*` admits, and 1 for
-//! each client, or for the /64 of an IPv6 client that only `*` admits: further ones wait up to 3 seconds, and then get
-//! REFUSED. A transfer of more than 15 minutes is ended. A zone with a record that fits no message of 64,511 bytes can't be
+//! At most 4 transfers are under way at once in the whole process, and 1 for each client. Clients that only `*` admits
+//! have 2 of these 4, and 1 for each /64 of IPv6. Further transfers wait up to 3 seconds, and then get REFUSED. A
+//! transfer of more than 15 minutes is ended. A zone with a record that fits no message of 64,511 bytes can't be
 //! transferred.
 //!
 //! When the serial of a zone has changed, and at the start, NOTIFY (RFC 1996) is sent to each address in `to`, at most
@@ -173,7 +173,8 @@ fn parse(line: &Directive, zones: ZoneSet) -> Result<TransferLine, CorefileError
         }
     }
     if !parsed.is_for_all && parsed.to.is_empty() {
-        return Err(line.error(format!("transfer needs `to` with {ADDRESSES}")));
+        let needed = format!("transfer needs `to` with {ADDRESSES}, on a line of its own in braces");
+        return Err(line.error(needed));
     }
     Ok(parsed)
 }

@@ -31,8 +31,9 @@
 //! Syntax: `view NAME`, and in braces lines with `expr EXPRESSION`. **EXPRESSION** is a subset of the language of
 //! [expr](https://expr-lang.org/docs/language-definition), with 10000 bytes and 64 levels of nesting at most:
 //!
-//! - strings in `'` or `` ` ``, with escapes such as `\\` and `\u00e9`, but not in `` ` ``; also in `"`, but the Corefile
-//!   removes `"` unless it is written `\"` in a word in quotes; whole numbers such as 53 or 0x35; `true` and `false`
+//! - strings in `'` or `` ` ``, with escapes such as `\\` and `\u00e9`, but not in `` ` ``; use single quotes, because
+//!   the Corefile removes `"`, unless it is written `\"` in a word in quotes; whole numbers such as 53 or 0x35; `true`
+//!   and `false`
 //! - `==` and `!=` between values of one type, `<`, `>`, `<=` and `>=` between strings or numbers
 //! - `&&` or `and`, `||` or `or`, `!` or `not`, `CONDITION ? VALUE : VALUE`, and parentheses
 //! - `in` with a list, as in `type() in ['A', 'AAAA']`; `not in` negates it, as `not` does with the words below
@@ -44,7 +45,7 @@
 //! | `client_ip()`, `port()` | the client's address and port, as strings |
 //! | `server_ip()`, `server_port()` | the address and port that the query was sent to, as strings |
 //! | `name()`, `type()`, `class()` | the question: the name in lower case with a dot at its end, the type such as `AAAA`, and the class such as `IN` |
-//! | `proto()` | `udp`, or `tcp`, also with TLS and HTTPS |
+//! | `proto()` | `udp`, also with QUIC, or `tcp`, also with TLS, HTTPS and gRPC |
 //! | `id()`, `opcode()`, `size()` | numbers: the ID, the opcode and the length of the query |
 //! | `bufsize()`, `do()` | the size of UDP answers that the client accepts, as a number (65535 with TCP), and whether it wants DNSSEC records, a boolean |
 //! | `incidr(ADDRESS, NETWORK)` | whether an address is in a network, such as `'10.0.0.0/8'` |

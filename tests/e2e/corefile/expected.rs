@@ -375,7 +375,9 @@ fn page() -> String {
          lb-linker and to CoreDNS 1.14, and compare the answers,\nthe metrics and the log lines. These \
          differences remain. Differences in the options of a plugin are in its \
          manual:\n[plugins.md](plugins.md). The plugins *lb_linker* and *clients* are lb-linker's \
-         own; *k8s_gateway* has the rules\nof an external plugin.\n\n",
+         own; *k8s_gateway* has the rules\nof an external plugin. CoreDNS's plugins *azure*, *clouddns*, *dnssec*, \
+         *https3*, *nomad*, *on*, *route53*, *sign* and\n*trace* aren't here; the error about such a line says \
+         what to do instead.\n\n",
     );
     for Expected { reason, .. } in EXPECTED {
         let _ = writeln!(page, "- {reason}");

@@ -92,10 +92,11 @@ pub(super) fn parse(
         return Err(line.missing_argument("a zone, and the upstreams: forward . 192.0.2.1"));
     };
     let Some(first) = to.first() else {
-        return Err(from.error(format!(
-            "forward needs an upstream after the zone {:?}: forward {} 192.0.2.1",
-            from.text, from.text
-        )));
+        let example = match from.text.parse::<IpAddr>() {
+            Ok(address) => format!("a zone before the upstream: forward . {address}"),
+            Err(_) => format!("an upstream after the zone {:?}: forward {} 192.0.2.1", from.text, from.text),
+        };
+        return Err(from.error(format!("forward needs {example}")));
     };
     if let Some(word) = to.get(MAX_TO) {
         return Err(

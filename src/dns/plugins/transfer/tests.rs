@@ -289,8 +289,14 @@ fn lines_for_zones_that_no_plugin_transfers_are_warned_of() {
 #[test]
 fn invalid_lines_of_transfer_are_rejected_with_their_position() {
     for (lines, expected) in [
-        ("transfer", format!("Corefile:2:1: transfer needs `to` with {ADDRESSES}")),
-        ("transfer {\nsource 192.0.2.1\n}", format!("Corefile:2:1: transfer needs `to` with {ADDRESSES}")),
+        (
+            "transfer",
+            format!("Corefile:2:1: transfer needs `to` with {ADDRESSES}, on a line of its own in braces"),
+        ),
+        (
+            "transfer {\nsource 192.0.2.1\n}",
+            format!("Corefile:2:1: transfer needs `to` with {ADDRESSES}, on a line of its own in braces"),
+        ),
         ("transfer {\nto\n}", format!("Corefile:3:1: to needs {ADDRESSES}")),
         ("transfer {\nto example.com\n}", format!("Corefile:3:4: \"example.com\" isn't {ADDRESSES}")),
         ("transfer {\nto 192.0.2.1:0\n}", format!("Corefile:3:4: \"192.0.2.1:0\" isn't {ADDRESSES}")),

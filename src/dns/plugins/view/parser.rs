@@ -308,7 +308,9 @@ impl Parser {
         let mut values = Vec::new();
         while !self.take(end) {
             if !values.is_empty() {
-                self.expect(",")?;
+                if !self.take(",") {
+                    return Err(self.unexpected(&format!("\",\" or {end:?}")));
+                }
                 // As in CoreDNS, a comma may stand behind the last value.
                 if self.take(end) {
                     break;
@@ -322,8 +324,11 @@ impl Parser {
 
     fn call(&mut self, at: usize, name: &str) -> Result<Value, ExpressionError> {
         if !FUNCTIONS.contains(&name) {
-            let hint = suggestion(name, &FUNCTIONS);
-            let hint = hint.unwrap_or_else(|| format!("there are {}", FUNCTIONS.join(", ")));
+            let hint = suggestion(name, &FUNCTIONS).unwrap_or_else(|| match self.peek() {
+                Word::Sign("(") => format!("there are {}", FUNCTIONS.join(", ")),
+                // The Corefile has removed double quotes.
+                _ => format!("a string stands in single quotes: '{name}'"),
+            });
             return Err(error(at, format!("there is no function {name}(); {hint}")));
         }
         if !self.take("(") {

@@ -138,6 +138,7 @@ fn invalid_expressions_are_rejected_with_their_column() {
         ("let x = 1; x == 1", 12, "\"=\" isn't supported"),
         ("len(name()) > 3", 6, "there is no function len(); there are bufsize,"),
         ("any(['a'], true)", 6, "there is no function any(); there are bufsize, class,"),
+        ("type() == A", 16, "there is no function A(); a string stands in single quotes: 'A'"),
         ("cliend_ip() == 'a'", 6, "there is no function cliend_ip(); is it client_ip?"),
         ("name == 'a.'", 6, "name is a function: write name()"),
         ("name('a') == 'a.'", 6, "name() takes no arguments"),
@@ -185,7 +186,7 @@ fn invalid_expressions_are_rejected_with_their_column() {
         ("&& true", 6, "here has to be a value, not \"&&\""),
         ("in ['a']", 6, "here has to be a value, not \"in\""),
         ("true &&", 13, "here has to be a value, not the end"),
-        ("type() in ['A' 'B']", 21, "here has to be \",\", not a string"),
+        ("type() in ['A' 'B']", 21, "here has to be \",\" or \"]\", not a string"),
     ] {
         let found = TestServer::error(&format!("view v {{\nexpr {expression}\n}}\nwhoami"));
         let expected = format!("Corefile:3:{column}: {expected}");
