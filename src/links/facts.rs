@@ -10,7 +10,6 @@ use super::age::age;
 use super::followers::{FollowerView, follower_view};
 use super::reasons::{Cause, Reasons};
 use super::view::{LinkView, ViewState, reasons_of, selected, view};
-use crate::dns::chain::server::MAX_LOOKUP_DEPTH;
 use crate::dns::plugins::lb_linker::failed_targets::{FailedTargetsGauge, UnresolvedTargets};
 use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
@@ -20,7 +19,6 @@ use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::readiness::{ForbiddenLists, Readiness};
 use crate::store::Store;
-use crate::store::target_chain::MAX_LOOK_UPS;
 use crate::sync::events::findings::Findings;
 use crate::sync::external_target::desired::lacks_address;
 use crate::sync::external_target::states::{ExternalTargetState, ExternalTargetStates};
@@ -34,9 +32,6 @@ const MAX_SILENCE: Duration = Duration::from_secs(180);
 /// The age in seconds from which a view has a notice while the API server can't be reached, and the step of the age that
 /// it shows.
 const NOTICE_STEP: u64 = 10;
-
-/// The store tells which chains of targets DNS follows.
-const _: () = assert!(MAX_LOOK_UPS == MAX_LOOKUP_DEPTH);
 
 const PLANNED: &str = "--sync plan writes nothing";
 const OF_PLAN: &str = ": the log says what --sync on would write; plan is the default outside a Pod";

@@ -6,7 +6,7 @@ use super::Store;
 use crate::model::link::{Link, Target};
 use crate::model::service_key::ServiceKey;
 
-/// The maximum number of look-ups for a target. With more, DNS answers SERVFAIL.
+/// The maximum number of nested look-ups for a target. With more, a mistake or an attack, DNS answers SERVFAIL.
 pub const MAX_LOOK_UPS: usize = 8;
 /// The maximum number of links that a chain is followed through, to find a circle.
 const MAX_CHAIN: usize = 16;

@@ -26,9 +26,8 @@ use crate::dns::message::reply::Reply;
 use crate::dns::message::validity::ClientScope;
 use crate::dns::message::zone_set::ZoneSet;
 use crate::dns::net::Protocol;
+use crate::store::target_chain::MAX_LOOK_UPS;
 
-/// The maximum depth of nested look-ups: a longer chain of targets is a mistake or an attack.
-pub(crate) const MAX_LOOKUP_DEPTH: usize = 8;
 /// The maximum number of look-ups of CNAME targets for one query. The depth alone doesn't limit them: each CNAME of an
 /// answer may cause a look-up, whose answer again has many CNAMEs.
 pub(crate) const MAX_ALIAS_LOOKUPS: usize = 16;
@@ -328,9 +327,9 @@ impl Server {
     }
 
     /// Looks a name up for a request, in the block of this listener that is responsible for the name. Returns `None` if
-    /// the block gives no reply, or if `MAX_LOOKUP_DEPTH` nested look-ups led to the request.
+    /// the block gives no reply, or if `MAX_LOOK_UPS` nested look-ups led to the request.
     pub async fn look_up(outer: &Request, query: Query, purpose: Purpose) -> Option<Reply> {
-        if outer.depth >= MAX_LOOKUP_DEPTH {
+        if outer.depth >= MAX_LOOK_UPS {
             return None;
         }
         let mut inner = outer.clone();

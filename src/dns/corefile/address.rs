@@ -117,27 +117,34 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
         _ if text.contains(',') => "; white space separates zones",
         _ if text.contains(['{', '}']) => "; a brace has to have white space around it",
         _ if !text.is_ascii() => "; a name that isn't ASCII has to be written as in xn--bcher-kva.example",
+        _ if has_path(text) => "; leave the path out: DNS over HTTPS is always served at /dns-query",
         _ => ", or a network such as 10.0.0.0/8",
     };
     let zone = zone(text).ok_or_else(|| format!("{text:?} isn't a zone{hint}"))?;
     Ok(vec![zone.to_lowercase()])
 }
 
+fn has_path(text: &str) -> bool {
+    text.rsplit_once('/')
+        .is_some_and(|(_, path)| path.is_empty() || path.contains(|c: char| c.is_ascii_alphabetic()))
+}
+
 /// Parses a zone. CoreDNS accepts any characters; here, characters that are almost certainly a mistake have to be
 /// escaped.
 fn zone(text: &str) -> Option<Name> {
-    let mut chars = text.chars();
+    let (mut chars, mut has_late_slash) = (text.chars(), false);
     while let Some(c) = chars.next() {
         match c {
             '\\' => _ = chars.next(),
-            // RFC 2317 section 4 uses zones with a slash.
-            'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '*' | '.' | '/' => {}
+            '.' if chars.as_str().is_empty() => {}
+            '.' => has_late_slash = false,
+            // RFC 2317 section 4 uses zones with a slash. In the last label it is of a path or a malformed network.
+            '/' => has_late_slash = true,
+            'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '*' => {}
             _ => return None,
         }
     }
-    // A malformed network isn't a zone.
-    let network = text.rsplit_once('/').is_some_and(|(_, bits)| bits.bytes().all(|b| b.is_ascii_digit()));
-    if network { None } else { parse_name(text) }
+    if has_late_slash { None } else { parse_name(text) }
 }
 
 #[cfg(test)]
@@ -175,6 +182,8 @@ mod tests {
             ("10.2.0.0/15", &["Dns 2.10.in-addr.arpa. 53", "Dns 3.10.in-addr.arpa. 53"]),
             // RFC 2317 section 4, and escapes of RFC 1035 section 5.1.
             ("0/25.2.0.192.in-addr.arpa", &["Dns 0/25.2.0.192.in-addr.arpa. 53"]),
+            ("a/b.example:443", &["Dns a/b.example. 443"]),
+            (r"a\/b", &[r"Dns a/b. 53"]),
             (r"a\032b\.c.example", &[r"Dns a\ b\.c.example. 53"]),
             ("_tcp.*.-x.example", &["Dns _tcp.*.-x.example. 53"]),
             ("::1/128", &[&format!("Dns 1.{}ip6.arpa. 53", "0.".repeat(31))]),
@@ -211,6 +220,10 @@ mod tests {
 
     #[test]
     fn invalid_addresses_are_refused_with_a_hint() {
+        let of_path = |zone: &str| {
+            let hint = "leave the path out: DNS over HTTPS is always served at /dns-query";
+            format!("Corefile:1:1: {zone:?} isn't a zone; {hint}")
+        };
         for (text, expected) in [
             (
                 "https3://.",
@@ -221,6 +234,12 @@ mod tests {
             ("a..b", "Corefile:1:1: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8"),
             ("10.0.0/24", "Corefile:1:1: \"10.0.0/24\" isn't a zone, or a network such as 10.0.0.0/8"),
             ("10.0.0.0/33", "Corefile:1:1: \"10.0.0.0/33\" isn't a zone, or a network such as 10.0.0.0/8"),
+            ("10.0.0.0/8.", "Corefile:1:1: \"10.0.0.0/8.\" isn't a zone, or a network such as 10.0.0.0/8"),
+            ("https://a.example/dns-query:443", &of_path("a.example/dns-query")),
+            ("https://a.example:443/dns-query", &of_path("a.example:443/dns-query")),
+            ("https://[2001:db8::1]/dns-query", &of_path("[2001:db8::1]/dns-query")),
+            ("https://zone/q.", &of_path("zone/q.")),
+            ("a.example/", &of_path("a.example/")),
             (r"a\", r#"Corefile:1:1: "a\\" isn't a zone, or a network such as 10.0.0.0/8"#),
             (":1053", "Corefile:1:1: \":1053\" names no zone; the address for all names is .:1053"),
             ("dns://", "Corefile:1:1: \"dns://\" names no zone; the address for all names is .:53"),

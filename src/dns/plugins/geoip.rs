@@ -80,8 +80,6 @@ struct DatabaseFile {
     id: FileId,
     databases: Databases,
     database: Arc<ArcSwap<Database>>,
-    /// Whether the file couldn't be read the last time, which is logged.
-    is_unreadable: bool,
 }
 
 /// Returns what a block lacks for a label of this plugin.
@@ -105,8 +103,7 @@ pub(super) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let opened = databases.open(&path);
     let (database, id) = opened.map_err(|error| word.error(format!("{}: it {error}", path.display())))?;
     let database = Arc::new(ArcSwap::new(database));
-    let mut file =
-        DatabaseFile { path, id, databases, database: Arc::clone(&database), is_unreadable: false };
+    let mut file = DatabaseFile { path, id, databases, database: Arc::clone(&database) };
     setup.add_task(move |_, stop| async move { file.run(&stop).await });
     setup.add_reusable(GeoIp { database, uses_subnet });
     Ok(())
@@ -146,25 +143,22 @@ impl DatabaseFile {
         });
         // The task panics only because of a bug, which is logged.
         let Ok(Some((id, opened))) = reading.await else { return };
+        let why = opened.as_ref().err().map(ToString::to_string);
+        let is_news = self.databases.is_news(&self.path, id, why.clone());
         match opened {
             Ok((database, id)) => {
                 self.database.store(database);
                 self.id = id;
-                self.is_unreadable = false;
-                info!("plugin/geoip: {}: read again", self.path.display());
             }
-            Err(error) => {
-                // A file that can't be read is tried again; one that isn't a database, after its next change.
-                let is_unreadable = matches!(error, DatabaseError::Io(_));
-                if !is_unreadable {
-                    self.id = id;
-                }
-                if !(is_unreadable && self.is_unreadable) {
-                    let path = self.path.display();
-                    warn!("plugin/geoip: {path}: it {error}; the last database stays in use");
-                }
-                self.is_unreadable = is_unreadable;
-            }
+            // A file that can't be read is tried again; one that isn't a database, after its next change.
+            Err(DatabaseError::Io(_)) => {}
+            Err(_) => self.id = id,
+        }
+        let path = self.path.display();
+        match why {
+            Some(why) if is_news => warn!("plugin/geoip: {path}: it {why}; the last database stays in use"),
+            None if is_news => info!("plugin/geoip: {path}: read again"),
+            _ => {}
         }
     }
 }

@@ -68,7 +68,7 @@ use super::clients::{self, ProhibitedQueries};
 use super::setup::{LinkLine, Setup};
 use crate::dns::chain::plugin::{ChainPlugin, Next, Plugin, PluginError, PluginResult};
 use crate::dns::chain::request::{Purpose, Request};
-use crate::dns::chain::server::{LookUp, MAX_LOOKUP_DEPTH, Server};
+use crate::dns::chain::server::{LookUp, Server};
 use crate::dns::chain::target_check::{NOT_RESOLVED, TargetOutcome};
 use crate::dns::chain::zone_state::{SharedCopy, TransferredZone};
 use crate::dns::corefile::CorefileError;
@@ -89,6 +89,7 @@ use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::TargetPolicy;
 use crate::readiness::Readiness;
 use crate::store::sources::FirstNames;
+use crate::store::target_chain::MAX_LOOK_UPS;
 use crate::store::{Input, Store};
 use failed_targets::FailedTargetsGauge;
 use hops::{Denial, Denials, HopCheck, denied_by_acl, fail_check};
@@ -351,7 +352,7 @@ impl LbLinker {
         let mut seen: Vec<Name> = Vec::new();
         // A client comes to a checked name from a link, whose own name counts, too.
         let depth = request.depth + usize::from(chase.checked_for.is_some());
-        while !seen.contains(&name) && depth + seen.len() < MAX_LOOKUP_DEPTH {
+        while !seen.contains(&name) && depth + seen.len() < MAX_LOOK_UPS {
             let next = match place {
                 Some((zone, relative)) => {
                     let mut answer = zone.answer(&self.store, &name, &relative, qtype);

@@ -12,8 +12,9 @@
 //!
 //! The sender itself is the client if there is no header, or one with LOCAL, UNKNOWN, 0.0.0.0, `::` or addresses that
 //! aren't IP, such as that of a health check. It also counts for the limit of connections of a client until the header
-//! is there, at most for the timeout `read` of *timeouts* after the first byte. A port 0 in a header is replaced by the
-//! sender's.
+//! is there, at most for the timeout `read` of *timeouts* after the first byte. So a proxy without headers is one
+//! client, which may have half of `max_connections` of [*https*](#https) and [*grpc_server*](#grpc_server). A port 0 in
+//! a header is replaced by the sender's.
 //!
 //! A connection with an invalid header is closed, a datagram dropped; a log line, at most one a minute, and the metric
 //! `lb_linker_dns_proxy_headers_refused_total` count them. A header has at most 2048 bytes after its fixed part.

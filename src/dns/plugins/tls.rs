@@ -163,6 +163,9 @@ mod tests {
         assert_eq!(error("junk key"), (0, no("certificate")));
         assert_eq!(error("crt junk"), (1, no("private key")));
         assert_eq!(error("crt key junk"), (2, no("certificate")));
+        let swapped =
+            "key: it has a private key and no certificate: the file of the certificate belongs here";
+        assert_eq!(error("key crt"), (0, swapped.to_owned()));
         let pair = error("other key");
         assert_eq!(pair.0, 0);
         assert!(pair.1.starts_with("other can't be used with the private key key: "), "{}", pair.1);

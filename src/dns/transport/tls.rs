@@ -30,16 +30,22 @@ const ALPN_HTTP1: &[u8] = b"http/1.1";
 /// The ALPN identifier of DNS over QUIC (RFC 9250 section 4.1.1).
 const ALPN_QUIC: &[u8] = b"doq";
 
+/// Why a file in PEM can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    #[error("there is no {0} in PEM: {1}")]
+    Missing(&'static str, pem::Error),
+    #[error("it has a private key and no certificate: the file of the certificate belongs here")]
+    OnlyKey,
+    #[error("{}", of_own(.0))]
+    Invalid(Error),
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file doesn't contain the expected PEM data.
-    #[error("{}: there is no {what} in PEM: {source}", file.display())]
-    Pem {
-        file: PathBuf,
-        /// `certificate` or `private key`.
-        what: &'static str,
-        source: pem::Error,
-    },
+    #[error("{}: {source}", file.display())]
+    Pem { file: PathBuf, source: PemError },
     /// The certificate and the key don't match, or can't be used.
     #[error("{} can't be used with the private key {}: {}", certificate.display(), key.display(), of_own(source))]
     Pair {
@@ -162,8 +168,7 @@ pub(crate) fn server_config(
     let chain = chain(certificate)?;
     let secret = PrivateKeyDer::from_pem_slice(key.bytes).map_err(|source| TlsError::Pem {
         file: key.file.to_owned(),
-        what: "private key",
-        source,
+        source: PemError::Missing("private key", source),
     })?;
     let provider = Arc::new(provider);
     let verifier = verifier(clients, ca, &provider)?;
@@ -272,17 +277,21 @@ fn roots(pem: Pem<'_>) -> Result<RootCertStore, TlsError> {
 }
 
 fn chain(pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let error = |source| TlsError::Pem { file: pem.file.to_owned(), what: "certificate", source };
-    certificates(pem.bytes).map_err(error)
+    certificates(pem.bytes).map_err(|source| TlsError::Pem { file: pem.file.to_owned(), source })
 }
 
 /// Returns the certificates in PEM data.
 ///
 /// # Errors
 /// If there is no certificate, or a certificate can't be read.
-pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
-    let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>()?;
-    if all.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(all) }
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let missing = |error| PemError::Missing("certificate", error);
+    let all = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(missing)?;
+    match all.is_empty() {
+        true if PrivateKeyDer::from_pem_slice(pem).is_ok() => Err(PemError::OnlyKey),
+        true => Err(missing(pem::Error::NoItemsFound)),
+        false => Ok(all),
+    }
 }
 
 #[cfg(test)]

@@ -2,21 +2,12 @@
 
 use std::sync::Arc;
 
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use crate::dns::transport::tls::{ALPN_HTTP2, TlsError, certificates, system_roots};
-use crate::model::tls_error::of_own;
-
-#[derive(Debug, thiserror::Error)]
-pub enum PemError {
-    #[error("there is no {0} in PEM: {1}")]
-    Missing(&'static str, pem::Error),
-    #[error("{}", of_own(.0))]
-    Invalid(rustls::Error),
-}
+use crate::dns::transport::tls::{ALPN_HTTP2, PemError, TlsError, certificates, system_roots};
 
 /// Returns the CA certificates in a PEM file with this content.
 ///
@@ -24,7 +15,7 @@ pub enum PemError {
 /// If there are none, or a certificate isn't valid.
 pub fn root_certificates(pem: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
-    for certificate in chain(pem)? {
+    for certificate in certificates(pem)? {
         roots.add(certificate).map_err(PemError::Invalid)?;
     }
     Ok(roots)
@@ -48,7 +39,7 @@ pub fn connector(
     let config = match identity {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
-            let chain = chain(certificate).map_err(ConnectorError::Certificate)?;
+            let chain = certificates(certificate).map_err(ConnectorError::Certificate)?;
             let key = PrivateKeyDer::from_pem_slice(key)
                 .map_err(|error| ConnectorError::Key(PemError::Missing("private key", error)))?;
             let paired = builder.with_client_auth_cert(chain, key);
@@ -78,8 +69,4 @@ pub enum ConnectorError {
     Key(PemError),
     #[error(transparent)]
     Tls(#[from] TlsError),
-}
-
-fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
-    certificates(pem).map_err(|error| PemError::Missing("certificate", error))
 }

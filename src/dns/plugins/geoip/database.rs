@@ -121,9 +121,14 @@ pub struct FileId {
 
 /// The databases in use: blocks with the same file share one.
 #[derive(Clone, Debug, Default)]
-pub struct Databases(Arc<Mutex<ByFile>>);
+pub struct Databases(Arc<Mutex<KnownFiles>>);
 
-type ByFile = HashMap<(PathBuf, FileId), Weak<Database>>;
+#[derive(Debug, Default)]
+struct KnownFiles {
+    databases: HashMap<(PathBuf, FileId), Weak<Database>>,
+    /// The files that were read last at their paths, and what was wrong with them: it is logged once for all blocks.
+    read: HashMap<PathBuf, (FileId, Option<String>)>,
+}
 
 // === impl Database ===
 
@@ -217,7 +222,7 @@ impl Databases {
         let mut file = File::open(path)?;
         let id = FileId::from(&file.metadata()?);
         let key = (path.to_owned(), id);
-        let mut known = self.0.lock();
+        let known = &mut self.0.lock().databases;
         if let Some(database) = known.get(&key).and_then(Weak::upgrade) {
             return Ok((database, id));
         }
@@ -234,5 +239,11 @@ impl Databases {
         known.retain(|_, database| database.strong_count() > 0);
         known.insert(key, Arc::downgrade(&database));
         Ok((database, id))
+    }
+
+    /// Notes that a file was read after a change, and what is wrong with it. Returns whether that wasn't noted yet.
+    pub fn is_news(&self, path: &Path, id: FileId, why: Option<String>) -> bool {
+        let read = (id, why);
+        self.0.lock().read.insert(path.to_owned(), read.clone()) != Some(read)
     }
 }

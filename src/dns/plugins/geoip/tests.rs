@@ -113,13 +113,7 @@ async fn changed_file_is_read_again_and_a_damaged_one_is_not_used() {
     let (database, id) = databases.open(&path).unwrap();
     assert!(Arc::ptr_eq(&database, &databases.open(&path).unwrap().0), "blocks share it");
     let database = Arc::new(ArcSwap::new(database));
-    let mut file = DatabaseFile {
-        path: path.clone(),
-        id,
-        databases,
-        database: Arc::clone(&database),
-        is_unreadable: false,
-    };
+    let mut file = DatabaseFile { path: path.clone(), id, databases, database: Arc::clone(&database) };
     let client = [127, 0, 0, 1].into();
     let city = || database.load().label("city/name", client);
     let number = || database.load().label("asn/number", client);
@@ -144,6 +138,35 @@ async fn changed_file_is_read_again_and_a_damaged_one_is_not_used() {
     replace(&bytes("asn"));
     file.refresh().await;
     assert_eq!((city(), number().as_deref()), (None, Some("12345")));
+}
+
+#[tokio::test]
+async fn change_of_a_file_is_logged_once_for_all_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("db.mmdb");
+    fs::write(&path, fs::read(seed("city")).unwrap()).unwrap();
+    let databases = Databases::default();
+    let block = || {
+        let (database, id) = databases.open(&path).unwrap();
+        let database = Arc::new(ArcSwap::new(database));
+        DatabaseFile { path: path.clone(), id, databases: databases.clone(), database }
+    };
+    let mut blocks = [block(), block()];
+    let (log, _guard) = CapturedLog::start(tracing::Level::INFO);
+    for (bytes, expected) in [
+        (b"oops".to_vec(), [1, 0]),
+        (b"other".to_vec(), [2, 0]),
+        (fs::read(seed("asn")).unwrap(), [2, 1]),
+        (b"oops".to_vec(), [3, 1]),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        for block in &mut blocks {
+            block.refresh().await;
+        }
+        let text = log.text();
+        let counts = ["stays in use", "read again"].map(|what| text.matches(what).count());
+        assert_eq!(counts, expected, "{text}");
+    }
 }
 
 #[test]

@@ -438,14 +438,14 @@ fn files_of_tls_are_checked_in_their_order() {
         (
             "own.key own.crt other.crt",
             0,
-            "there is no certificate in PEM: no items found; the order is: cert",
+            "it has a private key and no certificate: the file of the certificate belongs here; the order is: cert",
         ),
         (
             "own.crt own.crt other.crt",
             1,
             "there is no private key in PEM: no items found; the order is: cert",
         ),
-        ("own.crt own.key own.key", 2, "there is no certificate in PEM: no items found; the order is: cert"),
+        ("own.crt own.key own.key", 2, "it has a private key and no certificate: "),
         ("own.crt other.key own.crt", 1, ""),
     ] {
         let column =

@@ -97,9 +97,17 @@ impl SavedZone {
         &self.path
     }
 
-    /// Returns the source of the copy; `None` if there is no copy. Blocks.
-    pub(super) fn content(&self) -> Result<Option<Source>, CopyError> {
+    /// Returns the source of the copy, and the time of its last check; `None` if there is no copy. Blocks.
+    pub(super) fn content(&self) -> Result<Option<(Source, u64)>, CopyError> {
         open(&self.path)?.map(|mut file| read_head(&mut file)).transpose()
+    }
+
+    /// Returns whether the copy at another place was checked later, and is of the servers of this zone. Blocks.
+    pub(super) fn is_outdated_by(&self, other: &Self) -> bool {
+        let (Ok(Some((_, own))), Ok(Some((source, checked)))) = (self.content(), other.content()) else {
+            return false;
+        };
+        checked > own && source.has_same_servers(&self.source)
     }
 
     /// Reads the copy; `None` if there is none. Blocks.
@@ -111,8 +119,7 @@ impl SavedZone {
     ) -> Result<Option<Copy>, CopyError> {
         let Some(file) = open(&self.path)? else { return Ok(None) };
         let mut file = BufReader::new(file);
-        let (content, mut checked) = (read_head(&mut file)?, [0; 8]);
-        file.read_exact(&mut checked).map_err(|_| CopyError::Head)?;
+        let (content, checked) = read_head(&mut file)?;
         let mut reader = TransferReader::new(&whole_wire_name(origin), None, memory);
         let mut hash = Sha256::new_with_prefix(HEAD);
         hash.update(content.to_bytes());
@@ -134,7 +141,7 @@ impl SavedZone {
         if *hash.finalize() != sum {
             return Err(CopyError::Checksum);
         }
-        let checked = UNIX_EPOCH.checked_add(Duration::from_secs(u64::from_be_bytes(checked)));
+        let checked = UNIX_EPOCH.checked_add(Duration::from_secs(checked));
         let age = checked.and_then(|checked| now.duration_since(checked).ok());
         let (age, is_of_future) = (age.unwrap_or_default(), age.is_none());
         Ok(Some(Copy { zone: reader.finish()?, age, is_of_future, content }))
@@ -142,7 +149,8 @@ impl SavedZone {
 
     /// Keeps the copy at another place here, too, if it is of the same servers. Blocks.
     pub(super) fn share(&self, other: &Self) -> io::Result<()> {
-        let is_own = |place: &Self| matches!(place.content(), Ok(Some(content)) if content.has_same_servers(&self.source));
+        let is_own =
+            |place: &Self| matches!(place.content(), Ok(Some((it, _))) if it.has_same_servers(&self.source));
         if is_own(other) {
             fs::hard_link(&other.path, &self.path)?;
             // The copy may have been replaced meanwhile.
@@ -179,7 +187,7 @@ impl SavedZone {
     pub(super) fn confirm(&self, checked: SystemTime) -> Result<(), CopyError> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.path)?;
-        if !read_head(&mut file)?.has_same_servers(&self.source) {
+        if !read_head(&mut file)?.0.has_same_servers(&self.source) {
             return Err(CopyError::Source);
         }
         Ok(file.write_all_at(&seconds(checked), CHECKED_AT)?)
@@ -211,12 +219,13 @@ impl NewCopy {
     }
 }
 
-/// Reads what precedes the time of the last check, and returns the source.
-fn read_head(file: &mut impl Read) -> Result<Source, CopyError> {
-    let (mut head, mut source) = ([0; HEAD.len()], [0; Source::SIZE]);
-    let read = file.read_exact(&mut head).and_then(|()| file.read_exact(&mut source));
-    read.map_err(|_| CopyError::Head)?;
-    if head == *HEAD { Ok(Source::of_bytes(&source)) } else { Err(CopyError::Head) }
+/// Reads the source, and the time of the last check in seconds.
+fn read_head(file: &mut impl Read) -> Result<(Source, u64), CopyError> {
+    let (mut head, mut source, mut checked) = ([0; HEAD.len()], [0; Source::SIZE], [0; 8]);
+    let parts: [&mut [u8]; 3] = [&mut head, &mut source, &mut checked];
+    parts.into_iter().try_for_each(|part| file.read_exact(part)).map_err(|_| CopyError::Head)?;
+    let read = (Source::of_bytes(&source), u64::from_be_bytes(checked));
+    if head == *HEAD { Ok(read) } else { Err(CopyError::Head) }
 }
 
 fn read_whole(from: &mut impl Read, to: &mut [u8]) -> Result<(), CopyError> {

@@ -331,9 +331,10 @@ impl SecondaryZone {
         source: Source,
         stop: CancellationToken,
     ) {
+        let Some(mut state) = stop.run_until_cancelled(self.state.lock()).await else { return };
+        // This is never given up: the next block would settle at the same time.
+        self.settle(&mut state, &following.secondaries, source).await;
         let endless = async {
-            let mut state = self.state.lock().await;
-            self.settle(&mut state, &following.secondaries, source);
             // Another block may have the servers of the copy, and the zone was given back.
             if let Some(text) = state.restored.take().filter(|_| self.served.zone().is_some()) {
                 info!("{text}");

@@ -1,5 +1,6 @@
 //! How a zone is kept on disk, for a start without the primary servers.
 
+use std::fs;
 use std::sync::{Arc, Weak};
 use std::time::SystemTime;
 
@@ -28,9 +29,16 @@ impl Secondaries {
         let own = SavedZone::beside(directory, origin, source);
         let others: Vec<SavedZone> = known.iter().filter_map(|zone| zone.place().saved).collect();
         let holder = |place: &SavedZone| others.iter().find(|other| other.path() == place.path());
+        // Of a time before the zone had the usual place.
+        if holder(&own).is_none()
+            && own.is_outdated_by(&usual)
+            && let Err(error) = fs::remove_file(own.path())
+        {
+            warn!("zone {origin}: its old copy in {} can't be removed: {error}", own.path().display());
+        }
         // A copy that can't be read is reported later.
         let is_usable =
-            |place: &SavedZone| Some(place.content().transpose()?.map_or(true, |it| accepts(&it)));
+            |place: &SavedZone| Some(place.content().transpose()?.map_or(true, |(it, _)| accepts(&it)));
         let (place, is_usable) = match is_usable(&own) {
             Some(is_usable) => (own, is_usable),
             None if holder(&usual).is_none() && is_usable(&usual) != Some(false) => (usual, true),
@@ -50,17 +58,30 @@ impl Secondaries {
 
 impl SecondaryZone {
     /// Keeps the copy where it is found for the block that keeps the zone up to date from now on.
-    pub(super) fn settle(&self, state: &mut State, secondaries: &Secondaries, source: Source) {
+    pub(super) async fn settle(
+        self: &Arc<Self>,
+        state: &mut State,
+        secondaries: &Secondaries,
+        source: Source,
+    ) {
         if self.place.lock().source.has_same_listeners(&source) {
             return;
         }
+        state.is_saved = false;
+        let (zone, secondaries) = (Arc::clone(self), secondaries.clone());
+        if let Err(error) = spawn_blocking(move || zone.move_to(&secondaries, source)).await {
+            warn!("zone {}: its copy can't be moved: {error}", self.served.origin());
+        }
+    }
+
+    /// Finds the place of the copy for a block with this source. Blocks.
+    fn move_to(&self, secondaries: &Secondaries, source: Source) {
         let (origin, zones) = (self.served.origin(), secondaries.zones.lock());
         let all = zones.get(origin).into_iter().flatten().filter_map(Weak::upgrade);
         let others: Vec<Arc<Self>> = all.filter(|other| !std::ptr::eq(&**other, self)).collect();
         let is_own = |content: &Source| content.has_same_servers(&source);
         let saved = secondaries.saved(origin, source, &others, &is_own).map(|(saved, _)| saved);
         *self.place.lock() = Place { source, saved };
-        state.is_saved = false;
     }
 
     /// Serves the zone from its copy, if there is one.

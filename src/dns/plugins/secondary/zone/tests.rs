@@ -1,4 +1,5 @@
 use std::fs;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -174,7 +175,7 @@ async fn zone_that_gets_a_view_takes_its_copy_along() {
         let after = before.reloaded();
         let (inside, everyone) = set_up(&after, is_first);
         let source = Source::new(&[primary.address], None, &[], &[53], Some("inside"));
-        inside.settle(&mut *inside.state.lock().await, &after.secondaries, source);
+        inside.settle(&mut *inside.state.lock().await, &after.secondaries, source).await;
         assert!(Arc::ptr_eq(&inside, &zone) && inside.path() != everyone.path());
         // REFRESH is an hour.
         by_hand::suspend(Duration::from_secs(3600));
@@ -205,7 +206,7 @@ async fn copy_is_found_for_a_block_after_a_new_one() {
         let (everyone, inside) = set_up(&after);
         assert_eq!((everyone.serial(), inside.serial()), (None, Some(5)), "{is_restart}");
         let source = Source::new(&[primary.address], None, &[], &[53], Some("inside"));
-        inside.settle(&mut *inside.state.lock().await, &after.secondaries, source);
+        inside.settle(&mut *inside.state.lock().await, &after.secondaries, source).await;
         // This takes the usual place of the copy.
         serial.store(6, Ordering::Relaxed);
         everyone.check_now(&after).await;
@@ -213,6 +214,47 @@ async fn copy_is_found_for_a_block_after_a_new_one() {
         let (everyone, inside) = set_up(&start());
         assert_eq!((everyone.serial(), inside.serial()), (Some(6), Some(5)), "{is_restart}");
     }
+}
+
+#[tokio::test]
+async fn runtime_is_free_while_a_copy_is_looked_for() {
+    let following = following(None);
+    let primary = "127.0.0.1:1".parse().unwrap();
+    let (zone, _) = following.zone(&[primary], 53);
+    let source = Source::new(&[primary], None, &[], &[53], Some("inside"));
+    let mut state = zone.state.lock().await;
+    let mut settling = pin!(zone.settle(&mut state, &following.secondaries, source));
+    {
+        let _held = following.secondaries.zones.lock();
+        assert!((&mut settling).now_or_never().is_none());
+    }
+    settling.await;
+    assert!(zone.place().source.has_same_listeners(&source));
+}
+
+#[tokio::test]
+async fn newest_copy_of_the_same_servers_is_found() {
+    let (serial, transfers) = (Arc::new(AtomicU32::new(5)), Arc::default());
+    let primary = Primary::of_zone(&serial, &transfers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let start = || following(Some(directory.path()));
+    // Beside the usual place, which another block has, there is a copy of before a change of the Corefile.
+    let before = start();
+    let (other, _) = before.zone(&["127.0.0.1:1".parse().unwrap()], 53);
+    let (zone, _) = before.zone_in(Some("inside"), &[primary.address], 53);
+    zone.check_now(&before).await;
+    let (old, usual) = (zone.path(), other.path());
+    assert_ne!(old, usual);
+    zone.confirm(SystemTime::now() - Duration::from_secs(86_401));
+    drop((zone, other));
+    serial.store(6, Ordering::Relaxed);
+    let after = start();
+    let (everyone, _) = after.zone(&[primary.address], 53);
+    everyone.check_now(&after).await;
+    assert_eq!(everyone.path(), usual);
+    drop(everyone);
+    let (zone, problem) = start().zone_in(Some("inside"), &[primary.address], 53);
+    assert_eq!((zone.serial(), problem, old.exists()), (Some(6), None, false));
 }
 
 #[tokio::test]

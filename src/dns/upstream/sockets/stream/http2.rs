@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use h2::RecvStream;
 use h2::client::{Builder, Connection, SendRequest};
+use h2::{Reason, RecvStream};
 use hyper::HeaderMap;
 use hyper::body::Bytes;
 use tokio::sync::oneshot;
@@ -195,6 +195,10 @@ async fn read(mut body: RecvStream) -> io::Result<(Vec<u8>, Option<HeaderMap>)> 
 /// Returns the error of a connection or a stream, without the text that the upstream may have sent with GOAWAY.
 fn broken(error: h2::Error) -> io::Error {
     match error.reason() {
+        // What TLS or HTTP/1.1 answers begins as a frame of more than 1 MiB does.
+        Some(Reason::FRAME_SIZE_ERROR) if error.is_library() => {
+            io::Error::other("http2: it doesn't speak HTTP/2, or only with TLS")
+        }
         Some(reason) => io::Error::other(format!("http2: {reason}")),
         None => error.into_io().unwrap_or_else(|| io::Error::other("http2: the request can't be sent")),
     }

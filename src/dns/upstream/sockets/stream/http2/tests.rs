@@ -422,9 +422,12 @@ async fn hostile_upstream_gets_an_error_and_limited_bytes() {
     let head = frame(HEADERS, END_HEADERS, 1, STATUS_200);
     let large = [STATUS_200, &header().repeat(200)[..]].concat();
     let (first, rest) = large.split_at(16_000);
+    let of_another_protocol = "http2: it doesn't speak HTTP/2, or only with TLS";
     let goaway = [&[0, 0, 0, 0, 0, 0, 0, 11][..], &[b'x'; 16_000]].concat();
     for (start, rest, error) in [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(3), vec![], "http2: "),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(3), vec![], of_another_protocol),
+        // The alert protocol_version of TLS.
+        (vec![21, 3, 3, 0, 2, 2, 70], vec![], of_another_protocol),
         (begin(&[]), frame(99, 0, 0, &[0; 100]), ""),
         // Headers of 20 KB, and without an end.
         (begin(&[frame(HEADERS, 0, 1, first), frame(CONTINUATION, END_HEADERS, 1, rest)]), vec![], "http2: "),
