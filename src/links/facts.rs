@@ -16,6 +16,7 @@ use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
 use crate::model::object_texts::ObjectTexts;
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::readiness::{ForbiddenLists, Readiness};
@@ -216,13 +217,18 @@ impl LinkFacts {
 
     /// Returns why a link has no name.
     fn why_unnamed(&self) -> String {
-        let is_of_k8s_gateway = self.store.zones().iter().any(|zone| zone.k8s_gateway.is_some());
-        let more = match is_of_k8s_gateway {
-            true => {
-                "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, serviceLabelSelectors), by \
-                 their resources or by its hostnames"
-            }
-            false => "",
+        let zones = self.store.zones();
+        let with_services = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+        let of_k8s_gateway: Vec<_> = with_services.filter_map(|zone| zone.k8s_gateway.as_ref()).collect();
+        let more = if !zones.iter().any(|zone| zone.has(&Source::SERVICES)) {
+            "; no zone has load balancers among its sources or resources"
+        } else if of_k8s_gateway.is_empty() {
+            ""
+        } else if of_k8s_gateway.iter().all(|zone| zone.service_selectors.is_empty()) {
+            "; the zones of k8s_gateway leave it out by its label k8s-gateway.dns/ignore or by its hostnames"
+        } else {
+            "; the zones of k8s_gateway leave it out by its labels (k8s-gateway.dns/ignore, serviceLabelSelectors) or by its \
+             hostnames"
         };
         format!("no zone serves a name of it, so DNS doesn't answer with its target{more}")
     }

@@ -12,7 +12,7 @@ use crate::metrics::staleness::LastActivity;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::model::owner::{K8sGateway, Zone};
+use crate::model::owner::{K8sGateway, Source, Zone};
 use crate::readiness::LeaderAbsence;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
@@ -98,11 +98,24 @@ fn missing_or_outdated_external_target_is_degraded() {
 #[test]
 fn link_without_a_name_in_any_zone_is_unnamed() {
     let why = "no zone serves a name of it, so DNS doesn't answer with its target";
-    let of_k8s_gateway = "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, \
-                          serviceLabelSelectors), by their resources or by its hostnames";
-    let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
-    let zone = Zone { k8s_gateway: Some(K8sGateway::default()), ..zone };
-    for (zones, more) in [(vec![], ""), (vec![zone], of_k8s_gateway)] {
+    let of_sources = "; no zone has load balancers among its sources or resources";
+    let left_out = "; the zones of k8s_gateway leave it out by its label";
+    let of_label = format!("{left_out} k8s-gateway.dns/ignore or by its hostnames");
+    let of_labels =
+        format!("{left_out}s (k8s-gateway.dns/ignore, serviceLabelSelectors) or by its hostnames");
+    let zone = |service_selectors: &[&str]| Zone {
+        k8s_gateway: Some(K8sGateway {
+            service_selectors: service_selectors.iter().map(|&selector| selector.into()).collect(),
+            ..K8sGateway::default()
+        }),
+        ..Zone::from(&Name::from_ascii("lb.internal.").unwrap())
+    };
+    for (zones, more) in [
+        (vec![], of_sources),
+        (vec![Zone { sources: vec![Source::INGRESSES], ..zone(&[]) }], of_sources),
+        (vec![zone(&[])], &*of_label),
+        (vec![zone(&["app=web"])], &*of_labels),
+    ] {
         let store = Store::new(OnGone::Kept).with_zones(zones);
         let service = observed(key(), "1", "a.example.");
         store.apply(service.clone());
