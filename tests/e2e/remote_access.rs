@@ -188,9 +188,12 @@ async fn check_validates_kubeconfigs_of_remote_clusters() {
         assert_eq!(output.status.code(), Some(2), "{problems}");
         assert!(problems.starts_with("lb-linker: --remote west: kubeconfig "), "{problems}");
         assert!(problems.contains(expected), "{problems}");
+        assert_eq!(text(&output.stdout), "");
     }
     let output = check(plane, &["--remote", &format!("west={path}")]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let problems = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{problems}");
+    assert!(problems.contains("is the API server of this cluster itself"), "{problems}");
     assert!(text(&output.stdout).contains("\ncluster west: API server https://"), "{}", text(&output.stdout));
 }
 
