@@ -155,17 +155,19 @@ impl LinkFacts {
             )
         });
         let planned = self.only_plans.then(|| format!("{PLANNED}{OF_PLAN}"));
-        let of_sources = readiness.of_sources(&self.store.unlisted_remotes()).into_iter();
-        let of_view = readiness.of_view().into_iter().chain(of_sources).chain(readiness.of_statuses());
-        let notices: Vec<String> =
-            manifests.into_iter().chain(of_view).chain(of_removals).chain(planned).collect();
-        (!notices.is_empty()).then(|| notices.join("; "))
+        let of_view = readiness.of_view().into_iter().chain(self.of_sources()).chain(readiness.of_statuses());
+        joined(manifests.into_iter().chain(of_view).chain(of_removals).chain(planned))
     }
 
-    /// Returns the part of [`Self::notice`] about the age of the views. The log has the rest.
+    /// Returns the part of [`Self::notice`] for a command that reads the cluster itself, about the age of the views and about
+    /// the sources that can't be read. The log has the rest.
     #[must_use]
-    pub fn notice_of_age(&self) -> Option<String> {
-        self.findings.readiness.age()
+    pub fn notice_of_reading(&self) -> Option<String> {
+        joined(self.findings.readiness.age().into_iter().chain(self.of_sources()))
+    }
+
+    fn of_sources(&self) -> Vec<String> {
+        self.findings.readiness.of_sources(&self.store.unlisted_remotes())
     }
 
     fn view(&self, link: &Arc<Link>, problems: &NameProblems) -> LinkView {
@@ -325,6 +327,10 @@ impl LinkFacts {
         let why = format!("the last look-up of its target, at {:.0}, failed: {}", failure.at, failure.why);
         Some((cause, why))
     }
+}
+
+fn joined(notices: impl Iterator<Item = String>) -> Option<String> {
+    Some(notices.collect::<Vec<_>>().join("; ")).filter(|notices| !notices.is_empty())
 }
 
 /// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.

@@ -334,7 +334,7 @@ fn link_of_an_unreadable_stable_name_is_degraded() {
     forbid(&["blog"]);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it can be read");
     assert_eq!(facts.notice().as_deref(), Some("can't list StableNames in namespace blog; names stay"));
-    assert_eq!(facts.notice_of_age(), None, "the log has it");
+    assert_eq!(facts.notice_of_reading(), None, "the log has it");
 }
 
 #[test]
