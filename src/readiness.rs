@@ -147,11 +147,7 @@ impl Readiness {
             Some(cluster) => by_source.keys().all(|known| known.cluster.as_ref() != Some(cluster)),
             None => !by_source.contains_key(&source.general()),
         });
-        let waiting = waiting.map(|source| match &source.cluster {
-            Some(cluster) => format!("cluster {cluster} hasn't been read yet"),
-            None => format!("the {} objects haven't been read yet", source.kind),
-        });
-        let waiting: BTreeSet<String> = waiting.collect();
+        let waiting: BTreeSet<String> = waiting.map(Source::unread).collect();
         let note = |(why, lists): (String, usize)| match lists {
             1 => why,
             more => format!("{why} (other such lists: {})", more - 1),

@@ -1,6 +1,5 @@
 //! Reads the links of a cluster, or of manifests, without serving DNS and without writing.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::future::pending;
 use std::sync::Arc;
@@ -158,7 +157,8 @@ impl LinkReader {
         Ok(Self::start(flags, Reads::Links).await?.0)
     }
 
-    /// As [`Self::open`], with the load balancers of remote clusters. Logs a warning if those of a cluster can't be read.
+    /// As [`Self::open`], with the load balancers of remote clusters, unless they can't be read: see
+    /// [`LinkFacts::notice_of_reading`].
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -189,28 +189,18 @@ impl LinkReader {
         Ok(reader)
     }
 
-    /// Waits until each remote cluster is read or has failed, which the log tells.
+    /// Waits until each remote cluster is read or has failed.
     async fn wait_for_remotes(&self, deadline: Instant) {
-        while !self.pending_remotes().is_empty() && Instant::now() < deadline {
+        while self.waits_for_remotes() && Instant::now() < deadline {
             sleep(POLL_INTERVAL).await;
-        }
-        let pending = self.pending_remotes();
-        let unread = self.store.unlisted_remotes().into_iter().filter_map(|source| source.cluster);
-        for cluster in unread.collect::<BTreeSet<_>>() {
-            let waited = format!(" within {} s", READ_TIMEOUT.as_secs());
-            let waited = if pending.contains(&cluster) { &waited } else { "" };
-            warn!("remote cluster {cluster} wasn't read{waited}: its names are missing");
         }
     }
 
-    /// Returns the remote clusters with a source that hasn't been read and hasn't failed.
-    fn pending_remotes(&self) -> BTreeSet<Arc<str>> {
-        let zones = self.store.zones();
-        let domains = zones.iter().filter(|zone| zone.cluster.is_some());
-        let unlisted = domains.flat_map(|zone| self.store.unlisted_sources(zone));
+    /// Returns whether a source of a remote cluster hasn't been read and hasn't failed.
+    fn waits_for_remotes(&self) -> bool {
         let failed = self.facts.findings.readiness.sources.lock();
-        let is_pending = |source: &&Source| failed.keys().all(|(failed, ..)| *failed != source.general());
-        unlisted.filter(is_pending).filter_map(|source| source.cluster.clone()).collect()
+        let is_pending = |source: &Source| failed.keys().all(|(failed, ..)| *failed != source.general());
+        self.store.unlisted_remotes().iter().any(is_pending)
     }
 
     /// As [`Self::open`], and also reads what else `lb-linker links` shows: the external targets and, with

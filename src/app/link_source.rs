@@ -115,7 +115,7 @@ pub async fn read_names(flags: Flags, filter: &NameFilter) -> Result<NamesRead, 
                 if after.is_none() {
                     let name = filter.name.as_deref();
                     let unread = name.and_then(|name| reader.facts.unread_of_name(name));
-                    let notice = reader.facts.notice_of_age();
+                    let notice = reader.facts.notice_of_reading();
                     return Ok(NamesRead { instance: None, notice, names, unread });
                 }
             }
@@ -226,13 +226,14 @@ impl LinkSource {
         }
     }
 
-    /// Returns a line about the age of the links, if the API server can't be reached or is silent, and about what the
-    /// running lb-linker can't read or write: without one, the log on standard error has that.
+    /// Returns a line about the age of the links, if the API server can't be reached or is silent, about sources that can't
+    /// be read, such as a remote cluster, and about what else the running lb-linker can't read or write: without one, the
+    /// log on standard error has that.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         match &self.origin {
             OpenSource::Instance { listing, .. } => listing.notice.clone(),
-            OpenSource::Reader { reader, .. } => reader.facts.notice_of_age(),
+            OpenSource::Reader { reader, .. } => reader.facts.notice_of_reading(),
         }
     }
 

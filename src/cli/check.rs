@@ -71,27 +71,31 @@ pub async fn check(flags: &Flags, ask_cluster: bool) -> Result<CheckReport, Inpu
     check_report.lines.push(String::new());
     check_report.lines.extend(corefile.text().lines().map(str::to_owned));
     let needs_cluster = reads_links || clusters.iter().any(|spec| spec.connection == Connection::Own);
+    let remotes = if needs_cluster { &*flags.remote.remotes } else { &[] };
+    // Before the API server is asked for anything.
+    let remotes = remotes::connect_remotes(remotes).await?;
     if let Some(directory) = &flags.manifests {
         check_manifests(&mut check_report, flags, directory, zones)?;
     } else if !needs_cluster {
         // Without links and names of this cluster no permission is needed.
     } else if ask_cluster {
         let of_links = reads_links.then_some(&*zones.links);
-        let ClientConnection { client, server, .. } = connect_own(flags, clusters).await?;
-        let server = format!("API server {server}");
+        let home = connect_own(flags, clusters).await?;
+        let server = format!("API server {}", home.server);
         check_report.lines.push(server.clone());
-        check_cluster(&mut check_report, flags, (&client, &server), of_links, clusters).await?;
-        remotes::check_remotes(&mut check_report, flags, &zones.links, Some(&client)).await;
+        check_cluster(&mut check_report, flags, (&home.client, &server), of_links, clusters).await?;
+        remotes::check_remotes(&mut check_report, &remotes, &zones.links, Some(&home), true).await;
     } else {
-        let connection = connect_own(flags, clusters).await;
+        let home = connect_own(flags, clusters).await;
         let is_named = flags.kubeconfig.is_some() || flags.context.is_some();
-        match connection {
-            Ok(ClientConnection { server, .. }) => check_report.lines.push(format!("API server {server}")),
-            Err(error) if is_named => return Err(error.into()),
-            // Flags and files can be checked without a cluster.
-            Err(error) => check_report.lines.push(format!("API server unknown: {error}")),
-        }
-        remotes::check_remotes(&mut check_report, flags, &zones.links, None).await;
+        // Flags and files can be checked without a cluster.
+        let home = if is_named { Ok(home?) } else { home };
+        check_report.lines.push(match &home {
+            Ok(home) => format!("API server {}", home.server),
+            Err(error) => format!("API server unknown: {error}"),
+        });
+        let home = home.as_ref().ok();
+        remotes::check_remotes(&mut check_report, &remotes, &zones.links, home, false).await;
     }
     if ask_cluster {
         check_clusters_of_plugin(&mut check_report, clusters).await;

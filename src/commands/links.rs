@@ -110,7 +110,7 @@ pub(super) fn print_instance(name: &str, address: SocketAddr) {
 
 /// Prints that something isn't found, or, with the reason, that it isn't known yet.
 pub(super) fn print_not_found(what: &str, unread: Option<String>) {
-    let end = unread.map_or_else(|| "found".to_owned(), |unread| format!("is known yet: {unread}"));
+    let end = unread.map_or_else(|| "found".to_owned(), |unread| format!("is known: {unread}"));
     let _ = writeln!(std::io::stderr(), "{}", printable(&format!("{what} {end}"), &[]));
 }
 

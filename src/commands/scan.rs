@@ -12,6 +12,7 @@ use crate::scan::report::report;
 use crate::scan::{ScanScope, scan};
 use crate::sync::k8s::client::connect;
 
+use super::links::print_notice;
 use super::output::{BAD_INPUT, FAILED, exit_with_error, fail, log_warnings, permit, print_problem};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub async fn scan_cluster(
         Ok(reader) => reader,
         Err(error) => return fail(&error),
     };
+    print_notice(reader.facts.notice_of_reading());
     let scope = ScanScope {
         client: &connection.client,
         store: &reader.store,

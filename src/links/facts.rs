@@ -15,6 +15,7 @@ use crate::metrics::staleness::Staleness;
 use crate::model::excerpt::paragraph;
 use crate::model::link::{Link, Target};
 use crate::model::object_texts::ObjectTexts;
+use crate::model::owner::Source;
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 use crate::readiness::{ForbiddenLists, Readiness};
@@ -149,17 +150,19 @@ impl LinkFacts {
             )
         });
         let planned = self.only_plans.then(|| format!("{PLANNED}{OF_PLAN}"));
-        let of_sources = readiness.of_sources(&self.store.unlisted_remotes()).into_iter();
-        let of_view = readiness.of_view().into_iter().chain(of_sources).chain(readiness.of_statuses());
-        let notices: Vec<String> =
-            manifests.into_iter().chain(of_view).chain(of_removals).chain(planned).collect();
-        (!notices.is_empty()).then(|| notices.join("; "))
+        let of_view = readiness.of_view().into_iter().chain(self.of_sources()).chain(readiness.of_statuses());
+        joined(manifests.into_iter().chain(of_view).chain(of_removals).chain(planned))
     }
 
-    /// Returns the part of [`Self::notice`] about the age of the views. The log has the rest.
+    /// Returns the part of [`Self::notice`] for a command that reads the cluster itself, about the age of the views and about
+    /// the sources that can't be read. The log has the rest.
     #[must_use]
-    pub fn notice_of_age(&self) -> Option<String> {
-        self.findings.readiness.age()
+    pub fn notice_of_reading(&self) -> Option<String> {
+        joined(self.findings.readiness.age().into_iter().chain(self.of_sources()))
+    }
+
+    fn of_sources(&self) -> Vec<String> {
+        self.findings.readiness.of_sources(&self.store.unlisted_remotes())
     }
 
     fn view(&self, link: &Arc<Link>, problems: &NameProblems) -> LinkView {
@@ -211,13 +214,18 @@ impl LinkFacts {
 
     /// Returns why a link has no name.
     fn why_unnamed(&self) -> String {
-        let is_of_k8s_gateway = self.store.zones().iter().any(|zone| zone.k8s_gateway.is_some());
-        let more = match is_of_k8s_gateway {
-            true => {
-                "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, serviceLabelSelectors), by \
-                 their resources or by its hostnames"
-            }
-            false => "",
+        let zones = self.store.zones();
+        let with_services = zones.iter().filter(|zone| zone.has(&Source::SERVICES));
+        let of_k8s_gateway: Vec<_> = with_services.filter_map(|zone| zone.k8s_gateway.as_ref()).collect();
+        let more = if !zones.iter().any(|zone| zone.has(&Source::SERVICES)) {
+            "; no zone has load balancers among its sources or resources"
+        } else if of_k8s_gateway.is_empty() {
+            ""
+        } else if of_k8s_gateway.iter().all(|zone| zone.service_selectors.is_empty()) {
+            "; the zones of k8s_gateway leave it out by its label k8s-gateway.dns/ignore or by its hostnames"
+        } else {
+            "; the zones of k8s_gateway leave it out by its labels (k8s-gateway.dns/ignore, serviceLabelSelectors) or by its \
+             hostnames"
         };
         format!("no zone serves a name of it, so DNS doesn't answer with its target{more}")
     }
@@ -314,6 +322,10 @@ impl LinkFacts {
         let why = format!("the last look-up of its target, at {:.0}, failed: {}", failure.at, failure.why);
         Some((cause, why))
     }
+}
+
+fn joined(notices: impl Iterator<Item = String>) -> Option<String> {
+    Some(notices.collect::<Vec<_>>().join("; ")).filter(|notices| !notices.is_empty())
 }
 
 /// Returns the present outage of the API server, or refusal of the credentials, if it has lasted for some seconds.

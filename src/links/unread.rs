@@ -17,7 +17,7 @@ impl LinkFacts {
             above.is_some_and(|above| above.is_empty() || above.ends_with('.'))
         };
         let closest = zones.iter().filter(contains).max_by_key(|zone| zone.origin.len())?;
-        self.store.unlisted_source(closest).map(text)
+        self.store.unlisted_source(closest).map(Source::unread)
     }
 
     /// As [`Self::unread_of_name`], for the load balancer or the DNS name of a filter.
@@ -33,14 +33,7 @@ impl LinkFacts {
             zone.cluster.is_some() && cluster.is_none_or(|cluster| zone.cluster.as_deref() == cluster)
         };
         let zones = self.store.zones();
-        zones.iter().filter(is_meant).find_map(|zone| self.store.unlisted_source(zone)).map(text)
-    }
-}
-
-fn text(unlisted: &Source) -> String {
-    match &unlisted.cluster {
-        Some(cluster) => format!("cluster {cluster} isn't read"),
-        None => format!("the {} objects aren't read", unlisted.kind),
+        zones.iter().filter(is_meant).find_map(|zone| self.store.unlisted_source(zone)).map(Source::unread)
     }
 }
 
@@ -65,7 +58,7 @@ mod tests {
             let filter = LinkFilter::new(namespace.map(ToOwned::to_owned), Some(service.to_owned()));
             facts.unread_of_link(&filter.unwrap())
         };
-        let unread = Some("cluster west isn't read".to_owned());
+        let unread = Some("cluster west hasn't been read yet".to_owned());
         for (name, expected) in [
             ("web.shop.west.lb.internal", &unread),
             ("WEB.shop.West.lb.internal.", &unread),
@@ -82,7 +75,8 @@ mod tests {
         {
             assert_eq!(of_link(None, service), *expected, "{service}");
         }
-        assert_eq!(facts.notice().as_deref(), Some("cluster west hasn't been read yet"));
+        assert_eq!(facts.notice().as_deref(), unread.as_deref());
+        assert_eq!(facts.notice_of_reading(), facts.notice());
         store.set_listed(&services_of("west"), &zones);
         assert_eq!(facts.notice(), None);
         assert_eq!(of_link(None, "web"), None);
@@ -94,6 +88,6 @@ mod tests {
         let zone = Zone { sources: vec![Source::SERVICES, Source::INGRESSES], ..zone };
         let facts = LinkFacts::of(Arc::new(Store::new(OnGone::Dropped).with_zones([zone])));
         let unread = facts.unread_of_name("shop.lb.internal");
-        assert_eq!(unread.as_deref(), Some("the Ingress objects aren't read"));
+        assert_eq!(unread.as_deref(), Some("the Ingress objects haven't been read yet"));
     }
 }

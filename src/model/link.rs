@@ -174,11 +174,14 @@ pub(crate) fn has_same_entries<T: Ord>(one: &[T], other: &[T]) -> bool {
 pub const MAX_SHOWN_ADDRESSES: usize = 8;
 
 impl fmt::Display for Target {
-    /// Formats the target for the user: of many addresses, the first eight and the number of the remaining ones.
+    /// Formats the target for the user, with the addresses in ascending order, whatever that of the answers is: of many
+    /// addresses, the first eight and the number of the remaining ones.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hostname(host) => host.fmt(f),
             Self::Addresses(addresses) => {
+                let mut addresses = addresses.clone();
+                addresses.sort_unstable();
                 for (i, address) in addresses.iter().take(MAX_SHOWN_ADDRESSES).enumerate() {
                     write!(f, "{}{address}", if i == 0 { "" } else { "," })?;
                 }
@@ -582,9 +585,11 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_are_shown_as_eight_and_a_count() {
+    fn addresses_are_shown_in_order_and_many_as_eight_and_a_count() {
         let target = |number: u8| Target::Addresses((0..number).map(|i| [192, 0, 2, i].into()).collect());
         assert_eq!(target(2).to_string(), "192.0.2.0,192.0.2.1");
+        let unsorted = ["2001:db8::1", "192.0.2.10", "192.0.2.9"].map(|ip| ip.parse().unwrap());
+        assert_eq!(Target::Addresses(unsorted.into()).to_string(), "192.0.2.9,192.0.2.10,2001:db8::1");
         assert!(target(8).to_string().ends_with(",192.0.2.7"));
         assert!(target(250).to_string().ends_with(",192.0.2.7 and 242 more"));
     }

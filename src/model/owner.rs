@@ -62,6 +62,15 @@ impl Source {
         self.cluster.as_ref().map(|cluster| format!(" of cluster {cluster}")).unwrap_or_default()
     }
 
+    /// Returns a clause about objects of this source that haven't been read.
+    #[must_use]
+    pub fn unread(&self) -> String {
+        match &self.cluster {
+            Some(cluster) => format!("cluster {cluster} hasn't been read yet"),
+            None => format!("the {} objects haven't been read yet", self.kind),
+        }
+    }
+
     /// Returns the source that reads the objects of this one.
     #[must_use]
     pub fn general(&self) -> Self {

@@ -14,7 +14,10 @@ pub struct SnapshotMetrics {
 
 impl MetricGroup for SnapshotMetrics {
     fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let links = IntGauge::new("lb_linker_snapshot_links", "Links in the file of the snapshot.");
+        let links = IntGauge::new(
+            "lb_linker_snapshot_links",
+            "Links in the file of the snapshot; each object of another source of names counts as one.",
+        );
         let failures = IntCounter::new(
             "lb_linker_snapshot_write_failures_total",
             "Writes of the snapshot that have failed.",

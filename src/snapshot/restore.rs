@@ -27,6 +27,8 @@ const MAX_AHEAD: u64 = 7 * 24 * 3600;
 #[derive(Debug)]
 pub struct Restored {
     pub store: Store,
+    /// The number of links in the snapshot.
+    pub all: usize,
     /// The number of links with a target or records.
     pub answered: usize,
     /// The number of links that the present flags leave out, or whose target they deny.
@@ -105,7 +107,7 @@ pub fn restore(
     }
     // Not that of the restoring, unless the snapshot lacks it.
     store.last_change().store(continued(last_change), Ordering::Relaxed);
-    Restored { store, answered, denied }
+    Restored { store, all, answered, denied }
 }
 
 /// Returns the time of the last change with which the serials of zones go on.

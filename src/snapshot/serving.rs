@@ -159,7 +159,7 @@ async fn serve(
             let snapshot = decoded.map_or_else(|| decode(&bytes), Ok)?;
             Ok::<_, FormatError>(restore(snapshot, &watched, &current, &zones))
         });
-        let Restored { store: links, answered, denied } = match restored.await? {
+        let Restored { store: links, all, answered, denied } = match restored.await? {
             Ok(restored) => restored,
             Err(why) => {
                 store.set_fallback(None);
@@ -186,7 +186,7 @@ async fn serve(
             return Ok(());
         }
         if std::mem::take(&mut is_first) {
-            log_served(&path, &snapshot_links, answered, denied);
+            log_served(&path, &snapshot_links, &counts(all, answered, denied));
         }
         let end = read.checked_add(max_age.saturating_sub(age));
         let is_changed = tokio::select! {
@@ -201,16 +201,18 @@ async fn serve(
     }
 }
 
-/// Logs that DNS answers with a snapshot. `denied` is the number of links that the flags leave out, or whose target they
-/// deny.
-fn log_served(path: impl Display, served: &Fallback, answered: usize, denied: usize) {
-    let denied = match denied {
-        0 => String::new(),
-        denied => format!(", left out or denied by flags: {denied}"),
-    };
+/// Returns the number of links in a snapshot, as its metric and the line about its write have it, how many of them have
+/// answers, if not all, and how many the flags leave out, or have a target that the flags deny, if any.
+fn counts(all: usize, answered: usize, denied: usize) -> String {
+    let answered = if answered < all { format!(", with answers: {answered}") } else { String::new() };
+    let denied = if denied > 0 { format!(", left out or denied by flags: {denied}") } else { String::new() };
+    format!("links: {all}{answered}{denied}")
+}
+
+/// Logs that DNS answers with a snapshot.
+fn log_served(path: impl Display, served: &Fallback, counts: &str) {
     warn!(
-        "{}: DNS answers from the snapshot {path} of {}, {} old (links: {answered}{denied}); other names in the zones get \
-         SERVFAIL",
+        "{}: DNS answers from the snapshot {path} of {}, {} old ({counts}); other names in the zones get SERVFAIL",
         served.reason.lock(),
         served.taken,
         Age(served.age())
@@ -282,6 +284,13 @@ mod tests {
     use super::*;
     use crate::model::owner::Source;
     use crate::model::target_policy::TargetPolicy;
+
+    #[test]
+    fn counts_name_what_they_count() {
+        assert_eq!(counts(4, 4, 0), "links: 4");
+        assert_eq!(counts(5, 4, 0), "links: 5, with answers: 4");
+        assert_eq!(counts(5, 3, 1), "links: 5, with answers: 3, left out or denied by flags: 1");
+    }
 
     #[test]
     fn zones_have_their_sources_and_the_domains_of_clusters() {

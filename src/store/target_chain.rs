@@ -10,15 +10,25 @@ use crate::model::service_key::ServiceKey;
 pub const MAX_LOOK_UPS: usize = 8;
 /// The maximum number of links that a chain is followed through, to find a circle.
 const MAX_CHAIN: usize = 16;
+/// Maximum number of links of a circle that are named.
+const MAX_NAMED: usize = 4;
 
 /// Why DNS doesn't follow a chain to its end.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// The chain leads in a circle of these links.
-    #[error("its target leads in a circle, so DNS answers SERVFAIL")]
+    #[error("its target leads in a circle, so DNS answers SERVFAIL: {}", path(.0))]
     Circle(Vec<ServiceKey>),
     #[error("its target needs more than {MAX_LOOK_UPS} look-ups, so DNS answers SERVFAIL")]
     TooLong,
+}
+
+/// Returns the names of the links of a circle, from the first one back to it.
+fn path(circle: &[ServiceKey]) -> String {
+    let mut named: Vec<String> = circle.iter().take(MAX_NAMED).map(ToString::to_string).collect();
+    let last = if circle.len() > MAX_NAMED { Some("…".to_owned()) } else { named.first().cloned() };
+    named.extend(last);
+    named.join(" → ")
 }
 
 impl Store {
@@ -54,6 +64,16 @@ mod tests {
     use crate::model::link::{Annotations, Ingress, ObservedService};
     use crate::store::OnGone;
     use crate::store::metrics::LinkMetrics;
+
+    #[test]
+    fn path_of_a_circle_ends_with_its_first_link() {
+        let circle = |number: u8| (0..number).map(|i| ServiceKey::new("shop", &format!("n{i}"))).collect();
+        let end =
+            |number| ChainError::Circle(circle(number)).to_string().split_once(": ").unwrap().1.to_owned();
+        assert_eq!(end(1), "shop/n0 → shop/n0");
+        assert_eq!(end(4), "shop/n0 → shop/n1 → shop/n2 → shop/n3 → shop/n0");
+        assert_eq!(end(5), "shop/n0 → shop/n1 → shop/n2 → shop/n3 → …");
+    }
 
     #[test]
     fn links_that_lead_in_a_circle_are_counted() {

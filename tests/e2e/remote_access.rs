@@ -188,9 +188,12 @@ async fn check_validates_kubeconfigs_of_remote_clusters() {
         assert_eq!(output.status.code(), Some(2), "{problems}");
         assert!(problems.starts_with("lb-linker: --remote west: kubeconfig "), "{problems}");
         assert!(problems.contains(expected), "{problems}");
+        assert_eq!(text(&output.stdout), "");
     }
     let output = check(plane, &["--remote", &format!("west={path}")]);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let problems = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{problems}");
+    assert!(problems.contains("is the API server of this cluster itself"), "{problems}");
     assert!(text(&output.stdout).contains("\ncluster west: API server https://"), "{}", text(&output.stdout));
 }
 
@@ -220,16 +223,17 @@ async fn scan_finds_load_balancers_of_remote_clusters() {
     assert_eq!(found["remote"], expected, "{found} {problems}");
     assert!(problems.contains("of cluster east: Connection refused"), "{problems}");
     assert!(!problems.contains("retrying"), "{problems}");
-    assert!(!problems.contains("wasn't read within"), "{problems}");
+    let away = "\nthe load balancers of cluster east haven't been read yet: the API server doesn't answer\n";
+    assert!(problems.contains(away), "{problems}");
     for (asked, what) in [
         (["links", "east/shop/web"], "load balancer or StableName east/shop/web"),
         (["names", "web.shop.east.lb.internal"], "name web.shop.east.lb.internal"),
     ] {
         let output = run_to_end([&asked[..], &args[3..]].concat());
         let problems = text(&output.stderr);
-        let unknown = format!("no {what} is known yet: cluster east isn't read\n");
+        let unknown = format!("no {what} is known: cluster east hasn't been read yet\n");
         assert!(output.status.code() == Some(1) && problems.contains(&unknown), "{problems}");
-        assert!(!problems.contains("wasn't read within"), "{problems}");
+        assert!(problems.contains(away), "{problems}");
     }
     let output = run_to_end([&args[..5], &["--remote", &format!("west={}", path(&west))]].concat());
     let report = text(&output.stdout);

@@ -5,7 +5,7 @@
 pub struct CheckReport {
     /// Lines for the user, in order.
     pub lines: Vec<String>,
-    /// What `run` warns about in the Corefile, for standard error.
+    /// What may be wrong in flags and files, for standard error.
     pub warnings: Vec<String>,
     /// Errors in flags and files, for standard error.
     pub input_errors: Vec<String>,

@@ -12,7 +12,7 @@ use crate::metrics::staleness::LastActivity;
 use crate::model::hostname::Hostname;
 use crate::model::link::{Annotations, Ingress, ObservedService};
 use crate::model::link_override::{Announcement, LinkOverride};
-use crate::model::owner::{K8sGateway, Zone};
+use crate::model::owner::{K8sGateway, Source, Zone};
 use crate::readiness::LeaderAbsence;
 use crate::store::OnGone;
 use crate::sync::external_target::states::WRITE_LAG;
@@ -98,11 +98,24 @@ fn missing_or_outdated_external_target_is_degraded() {
 #[test]
 fn link_without_a_name_in_any_zone_is_unnamed() {
     let why = "no zone serves a name of it, so DNS doesn't answer with its target";
-    let of_k8s_gateway = "; the zones of k8s_gateway leave it out by a label (k8s-gateway.dns/ignore, \
-                          serviceLabelSelectors), by their resources or by its hostnames";
-    let zone = Zone::from(&Name::from_ascii("lb.internal.").unwrap());
-    let zone = Zone { k8s_gateway: Some(K8sGateway::default()), ..zone };
-    for (zones, more) in [(vec![], ""), (vec![zone], of_k8s_gateway)] {
+    let of_sources = "; no zone has load balancers among its sources or resources";
+    let left_out = "; the zones of k8s_gateway leave it out by its label";
+    let of_label = format!("{left_out} k8s-gateway.dns/ignore or by its hostnames");
+    let of_labels =
+        format!("{left_out}s (k8s-gateway.dns/ignore, serviceLabelSelectors) or by its hostnames");
+    let zone = |service_selectors: &[&str]| Zone {
+        k8s_gateway: Some(K8sGateway {
+            service_selectors: service_selectors.iter().map(|&selector| selector.into()).collect(),
+            ..K8sGateway::default()
+        }),
+        ..Zone::from(&Name::from_ascii("lb.internal.").unwrap())
+    };
+    for (zones, more) in [
+        (vec![], of_sources),
+        (vec![Zone { sources: vec![Source::INGRESSES], ..zone(&[]) }], of_sources),
+        (vec![zone(&[])], &*of_label),
+        (vec![zone(&["app=web"])], &*of_labels),
+    ] {
         let store = Store::new(OnGone::Kept).with_zones(zones);
         let service = observed(key(), "1", "a.example.");
         store.apply(service.clone());
@@ -321,7 +334,7 @@ fn link_of_an_unreadable_stable_name_is_degraded() {
     forbid(&["blog"]);
     assert_eq!(shown(&facts), (ViewState::Ready, String::new()), "it can be read");
     assert_eq!(facts.notice().as_deref(), Some("can't list StableNames in namespace blog; names stay"));
-    assert_eq!(facts.notice_of_age(), None, "the log has it");
+    assert_eq!(facts.notice_of_reading(), None, "the log has it");
 }
 
 #[test]
@@ -457,14 +470,17 @@ fn chain_with_more_look_ups_than_dns_does_is_unresolved() {
 
 #[test]
 fn targets_that_lead_in_a_circle_are_unresolved() {
-    for links in [
-        &[("a", "b.shop.lb.internal."), ("b", "a.shop.lb.internal.")][..],
-        &[("a", "a-shop.lb.internal.")],
-        &[("a", "b.shop.lb.internal."), ("b", "c.shop.lb.internal."), ("c", "b.shop.lb.internal.")],
+    for (links, path) in [
+        (&[("a", "b.shop.lb.internal."), ("b", "a.shop.lb.internal.")][..], "shop/a → shop/b → shop/a"),
+        (&[("a", "a-shop.lb.internal.")], "shop/a → shop/a"),
+        (
+            &[("a", "b.shop.lb.internal."), ("b", "c.shop.lb.internal."), ("c", "b.shop.lb.internal.")],
+            "shop/b → shop/c → shop/b",
+        ),
     ] {
         let (state, reason) = shown(&facts(links));
         assert_eq!(state, ViewState::Unresolved, "{links:?}");
-        assert!(reason.contains("circle"), "{links:?}: {reason}");
+        assert!(reason.contains("circle") && reason.ends_with(path), "{links:?}: {reason}");
     }
     let chain = facts(&[("a", "b.shop.lb.internal."), ("b", "b.example.")]);
     assert_eq!(shown(&chain), (ViewState::Ready, String::new()));

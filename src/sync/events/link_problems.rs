@@ -16,9 +16,6 @@ use crate::model::service_key::ServiceKey;
 use crate::store::target_chain::ChainError;
 use crate::store::{Input, Store};
 
-/// Maximum number of links of a circle that are named.
-const MAX_NAMED: usize = 4;
-
 /// What is reported.
 struct Problems {
     store: Arc<Store>,
@@ -115,19 +112,16 @@ impl Problems {
             return;
         }
         let is_known = self.circles.iter().any(|(key, known)| *known == first && *key != link.key);
-        let named = circle.iter().take(MAX_NAMED).chain(circle.first().filter(|_| circle.len() <= MAX_NAMED));
-        let named: Vec<String> = named.map(ToString::to_string).collect();
-        let more = if circle.len() > MAX_NAMED { " → …" } else { "" };
-        let note = format!("{}: {}{more}", ChainError::Circle(Vec::new()), named.join(" → "));
         // One line for all links of the circle, and an Event for each link whose target leads in it.
-        self.circles.extend(circle.into_iter().map(|key| (key, first.clone())));
-        self.tell(link, Reason::TargetCircle, &note, is_news);
+        self.circles.extend(circle.iter().map(|key| (key.clone(), first.clone())));
+        self.tell(link, Reason::TargetCircle, &ChainError::Circle(circle).to_string(), is_news);
         if !is_news || is_known {
             return;
         }
         for into in self.store.links().iter().filter(|into| into.key != link.key) {
-            if self.circle_of(into).is_some_and(|circle| circle.contains(&first)) {
+            if let Some(circle) = self.circle_of(into).filter(|circle| circle.contains(&first)) {
                 self.circles.insert(into.key.clone(), first.clone());
+                let note = ChainError::Circle(circle).to_string();
                 self.link_reporter.recorder.about(into, Reason::TargetCircle, &note);
             }
         }
@@ -213,9 +207,10 @@ mod tests {
         let mut problems = problems();
         assert_eq!(apply(&mut problems, "shop/a", "b.shop.lb.internal."), []);
         let closed = apply(&mut problems, "shop/b", "a.shop.lb.internal.");
-        let note =
-            "its target leads in a circle, so DNS answers SERVFAIL: shop/b → shop/a → shop/b".to_owned();
-        assert_eq!(closed, [(Reason::TargetCircle, note.clone()), (Reason::TargetCircle, note)]);
+        let event = |path: &str| {
+            (Reason::TargetCircle, format!("its target leads in a circle, so DNS answers SERVFAIL: {path}"))
+        };
+        assert_eq!(closed, [event("shop/b → shop/a → shop/b"), event("shop/a → shop/b → shop/a")]);
         assert_eq!(apply(&mut problems, "shop/b", "a-shop.lb.internal."), [], "it is the same circle");
         assert_eq!(apply(&mut problems, "shop/a", "b-shop.lb.internal."), []);
         let into = apply(&mut problems, "shop/c", "a.shop.lb.internal.");

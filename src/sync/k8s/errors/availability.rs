@@ -124,7 +124,8 @@ impl ApiAvailability {
     }
 
     /// Records that a request was accepted. Logs the end of a refusal of the credentials, and that the API server answers
-    /// again, if the last logged line said that it can't be reached, and no request has failed for `SETTLED_AFTER`.
+    /// again, if the last logged line said that it can't be reached, no request has failed for `SETTLED_AFTER`, and the
+    /// credentials are accepted.
     pub fn report_available(&self) {
         let mut reachability = self.lock();
         reachability.refusal = None;
@@ -138,7 +139,7 @@ impl ApiAvailability {
     pub fn report_alive(&self) {
         let mut reachability = self.lock();
         reachability.is_answered = true;
-        if reachability.outage().is_none() {
+        if reachability.outage().is_none() && reachability.refusal.is_none() {
             reachability.log.recovered("the API server answers again");
         }
     }

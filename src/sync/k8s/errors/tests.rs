@@ -156,6 +156,24 @@ async fn answer_between_failures_does_not_end_an_outage() {
     assert!(log_text.text().contains("answers again"), "{}", log_text.text());
 }
 
+#[tokio::test(start_paused = true)]
+async fn refusal_after_an_outage_is_no_return_of_the_server() {
+    let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);
+    let availability = ApiAvailability::default();
+    availability.report("connection refused");
+    tokio::time::advance(SETTLED_AFTER).await;
+    availability.report_status(&Status::failure("Unauthorized", "").with_code(401));
+    availability.report_alive();
+    assert!(availability.outage().is_none() && availability.refusal().is_some());
+    assert!(!log_text.text().contains("again"), "{}", log_text.text());
+    availability.report_available();
+    let text = log_text.text();
+    assert!(
+        text.contains("credentials again\n") && text.ends_with("the API server answers again\n"),
+        "{text}"
+    );
+}
+
 #[test]
 fn command_that_asks_once_speaks_of_no_retry() {
     let (log_text, _logging) = CapturedLog::start(tracing::Level::INFO);

@@ -146,13 +146,15 @@ pub(super) fn cut(mut message: String, most: usize) -> String {
 /// Returns a target as text: the same text for the same addresses in any order, another text for another target. If
 /// some addresses aren't shown, the text ends in a hash of all.
 pub(super) fn text_of(target: &Target) -> String {
-    let Target::Addresses(addresses) = target else { return target.to_string() };
+    let text = target.to_string();
+    let Target::Addresses(addresses) = target else { return text };
+    if addresses.len() <= MAX_SHOWN_ADDRESSES {
+        return text;
+    }
     let mut addresses = addresses.clone();
     addresses.sort_unstable();
     let all: String = addresses.iter().map(|address| format!("{address},")).collect();
-    let is_whole = addresses.len() <= MAX_SHOWN_ADDRESSES;
-    let text = Target::Addresses(addresses).to_string();
-    if is_whole { text } else { format!("{text} ({})", &hash_of(&all)[..HASH_DIGITS[0]]) }
+    format!("{text} ({})", &hash_of(&all)[..HASH_DIGITS[0]])
 }
 
 /// Sets the time of each decided condition whose status equals the written one to the written time: a condition that

@@ -38,7 +38,11 @@ fn shown(names: &mut SharedNames, host: &str) -> String {
     let Some(Behind { created, link, .. }) = names.behind(&name(host)) else {
         return "nothing".to_owned();
     };
-    let target = link.target.as_ref().map_or_else(|| "pending".to_owned(), Target::to_string);
+    let target = match &link.target {
+        Some(Target::Addresses(ips)) => ips.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+        Some(host) => host.to_string(),
+        None => "pending".to_owned(),
+    };
     format!("{created} {target} {:?}", link.annotations.ttl)
 }
 

@@ -320,7 +320,7 @@ fn target_is_read_in_canonical_form_or_not_at_all() {
         (json!({"hostname": "", "addresses": ["192.0.2.1"]}), "192.0.2.1"),
         (
             json!({"addresses": ["x", "2001:DB8::1", "::ffff:192.0.2.1", "192.0.2.1", "2001:db8::1"]}),
-            "2001:db8::1,192.0.2.1",
+            "192.0.2.1,2001:db8::1",
         ),
         (json!({"hostname": long}), ""),
         (json!({"hostname": "."}), ""),
