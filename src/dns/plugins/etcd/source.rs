@@ -43,8 +43,8 @@ impl Source {
             && secret(self) == secret(other)
     }
 
-    /// Returns whether the keys are those of another source, as far as the lines of both say: another user, or one without
-    /// a client certificate, may not be allowed to read them. The password and the certificate may be new.
+    /// Returns whether the keys are those of another source, as far as the lines of both say: etcd may refuse them to
+    /// another user, or without a client certificate. The password and the certificate may be new.
     pub(super) fn has_same_keys(&self, other: &Self) -> bool {
         let access = |source: &Self| {
             let user = source.credentials.as_ref().map(|known| known.user.clone());
