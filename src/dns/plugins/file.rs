@@ -16,6 +16,8 @@
 //!
 //! Files are looked at once per `reload`, with all that they include. A changed zone is served if its serial differs, or
 //! if the file before was read within 5 seconds of a write; a file with an error is logged, and the zone before stays.
+//! Blocks and views with the same file and zone have one state of it: what one of them serves by its `reload` or
+//! `reload_by_mtime`, all of them serve.
 //!
 //! Differences from CoreDNS: these are rejected, where CoreDNS serves them: a record outside the zone, a CNAME record
 //! beside others, another SOA record, a TTL above 2^31-1, another class than IN, and more than 1000000 records, 256 MiB

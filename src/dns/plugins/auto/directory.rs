@@ -108,32 +108,33 @@ impl Directory {
         let mut known = self.known.lock();
         let mut found = Listing::default();
         collect(&self.path, 0, &mut found);
-        let files = self.zones_of(&mut found, &known);
+        let mut files = self.zones_of(&mut found, &known);
         let (mut records, mut map) = (0, ZoneMap::default());
         let mut served = BTreeSet::new();
-        for (origin, zone) in &files {
+        // Zones that are left out aren't kept in memory, unless another block serves them.
+        files.retain(|origin, zone| {
             let shown = zone.path().display().to_string();
             let left_out =
                 || format!("{shown}: left out: the zones have at most {MAX_RECORDS} records in all");
             if records >= MAX_RECORDS {
                 found.problem(left_out());
-                continue;
+                return false;
             }
             if known.files.get(origin).is_some_and(|before| Arc::ptr_eq(before, zone)) {
                 zone.refresh(false);
             } else if let Update::Failed { error, .. } = zone.update(false) {
                 found.problem(error);
             }
-            let Some(content) = zone.zone() else { continue };
+            let Some(content) = zone.zone() else { return true };
             if records + content.number_of_records() > MAX_RECORDS {
-                zone.forget();
                 found.problem(left_out());
-                continue;
+                return false;
             }
             records += content.number_of_records();
             map.insert(Arc::clone(zone.served()));
             served.insert(origin.clone());
-        }
+            true
+        });
         let mut changes = Changes::default();
         changes.problems.extend(found.problems.difference(&known.problems).cloned());
         let gone = known.served.difference(&served);

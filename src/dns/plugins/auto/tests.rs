@@ -59,6 +59,25 @@ async fn files_that_come_change_and_go_are_followed() {
     }
 }
 
+#[tokio::test]
+async fn zone_that_is_left_out_stays_in_another_block() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let zone = |lines: &str| format!("@ 60 SOA ns host 1 2 3 4 5\n{lines}");
+    let many: String = (0..16).map(|line| format!("$GENERATE 1-62499 a{line}-$ 60 A 192.0.2.1\n")).collect();
+    fs::write(path.join("db.a.example"), zone(&many)).unwrap();
+    fs::write(path.join("db.b.example"), zone("$GENERATE 1-20 a$ 60 A 192.0.2.2\n")).unwrap();
+    let corefile = format!(
+        "b.example {{\nfile {}\n}}\nexample {{\n{}\n}}\n",
+        path.join("db.b.example").display(),
+        block(path, "")
+    );
+    let (server, configuration) = TestServer::configured(&corefile);
+    let warnings = &configuration.blocks[1].builder.warnings;
+    assert!(warnings[0].message.contains("db.b.example: left out"), "{warnings:?}");
+    assert_eq!(server.ask("a1.b.example. A").await, "NOERROR aa | a1.b.example. 60 IN A 192.0.2.2 | |");
+}
+
 #[test]
 fn pattern_and_template_choose_the_zone_of_a_file() {
     let directory = tempfile::tempdir().unwrap();

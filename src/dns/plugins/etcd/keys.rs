@@ -294,6 +294,19 @@ mod tests {
         assert_eq!(with_new_password.index.read().len(), 1);
         assert!(with_new_password.progress().known.is_none(), "it lists the keys again");
         assert!(!keys.of(source(&[4], "a")).is_listed(), "another etcd");
+        let other = |user: Option<&str>, files: &[u8]| {
+            let mut source = source(&[1, 2], "a");
+            let known = user.zip(source.credentials.take());
+            source.credentials = known.map(|(user, known)| Credentials { user: user.to_owned(), ..known });
+            source.tls_files = files.iter().map(|file| vec![*file]).collect();
+            source
+        };
+        for (user, files) in [(Some("guest"), &[][..]), (None, &[]), (Some("dns"), &[1, 2])] {
+            assert!(!keys.of(other(user, files)).is_listed(), "{user:?} {files:?}: etcd may refuse the keys");
+        }
+        let with_certificate = keys.of(other(Some("dns"), &[1, 2]));
+        with_certificate.is_listed.send_replace(true);
+        assert!(keys.of(other(Some("dns"), &[3, 4])).is_listed(), "a renewed certificate");
         drop((first, with_new_password));
         assert!(!keys.of(source(&[1, 2], "a")).is_listed());
         assert!(!format!("{:?}", source(&[1], "hunter2")).contains("hunter2"));

@@ -43,8 +43,15 @@ impl Source {
             && secret(self) == secret(other)
     }
 
-    /// Returns whether the keys are those of another source, as far as the lines of both say.
+    /// Returns whether the keys are those of another source, as far as the lines of both say: etcd may refuse them to
+    /// another user, or without a client certificate. The password and the certificate may be new.
     pub(super) fn has_same_keys(&self, other: &Self) -> bool {
-        self.range == other.range && self.endpoints.iter().any(|endpoint| other.endpoints.contains(endpoint))
+        let access = |source: &Self| {
+            let user = source.credentials.as_ref().map(|known| known.user.clone());
+            (user, source.tls_files.len() > 1)
+        };
+        self.range == other.range
+            && access(self) == access(other)
+            && self.endpoints.iter().any(|endpoint| other.endpoints.contains(endpoint))
     }
 }

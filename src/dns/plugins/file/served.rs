@@ -32,6 +32,8 @@ struct LastRead {
     /// Whether the files of the served zone hadn't been written to shortly before they were read: only then its serial
     /// tells whether it has changed.
     is_settled: bool,
+    /// Whether the zone of the files isn't served because its serial is that of the zone before.
+    has_same_serial: bool,
     /// The text of the error.
     error: Option<String>,
 }
@@ -98,17 +100,13 @@ impl FileZone {
         self.served.zone()
     }
 
-    /// Stops serving the zone. The next update reads its file again.
-    pub(in crate::dns::plugins) fn forget(&self) {
-        self.last_read.lock().files.clear();
-        self.served.withdraw(Lack::File);
-    }
-
     /// Reads the file if it has changed, and serves its zone. One with the serial of the zone before is served only with
-    /// `by_mtime`, or if the zone before was read shortly after a write, perhaps in the middle of a copy.
+    /// `by_mtime`, or if the zone before was read shortly after a write, perhaps in the middle of a copy. `by_mtime` may
+    /// differ from that of the last update: blocks share the zone.
     pub(in crate::dns::plugins) fn update(&self, by_mtime: bool) -> Update {
         let mut last = self.last_read.lock();
-        if !last.files.is_empty() && last.files.iter().all(FileVersion::is_current) {
+        let is_served_now = by_mtime && last.has_same_serial;
+        if !is_served_now && !last.files.is_empty() && last.files.iter().all(FileVersion::is_current) {
             let failed = |error: &String| Update::Failed { error: error.clone(), is_new: false };
             return last.error.as_ref().map_or(Update::Unchanged, failed);
         }
@@ -116,12 +114,14 @@ impl FileZone {
         let (read, files) = Zone::read(&self.path, &whole_wire_name(self.served.origin()));
         let is_settled = files.iter().all(|file| file.is_settled(now));
         last.files = files;
+        last.has_same_serial = false;
         let error = read.as_ref().err().map(ToString::to_string);
         let is_new = last.error != error;
         last.error.clone_from(&error);
         match (read, self.zone()) {
             (Err(_), _) => Update::Failed { error: error.unwrap_or_default(), is_new },
             (Ok(zone), Some(before)) if zone.serial() == before.serial() && last.is_settled && !by_mtime => {
+                last.has_same_serial = true;
                 Update::SameSerial(zone.serial())
             }
             (Ok(zone), before) => {

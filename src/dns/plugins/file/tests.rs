@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use hickory_proto::op::{Edns, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 
-use super::served::ZoneRegistry;
+use super::served::{Update, ZoneRegistry};
 use crate::captured_log::CapturedLog;
 use crate::dns::chain::server::Server;
 use crate::dns::corefile::FileSources;
@@ -326,6 +326,24 @@ fn errors_name_file_line_and_column() {
         "{error}"
     );
     assert!(Path::new(&db).exists());
+}
+
+#[test]
+fn same_serial_is_served_if_any_block_has_reload_by_mtime() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("db");
+    let zone = ZoneRegistry::default().zone(file.clone(), Name::from_ascii("example.org.").unwrap());
+    let write = |text: &str| {
+        fs::write(&file, format!("@ 60 SOA ns host 1 2 3 4 5\n{text}\n")).unwrap();
+        settle(&file);
+    };
+    write("a 60 A 192.0.2.1");
+    assert!(matches!(zone.update(false), Update::Served { before: None, .. }));
+    write("a 60 A 192.0.2.2\nb 60 A 192.0.2.3");
+    assert!(matches!(zone.update(false), Update::SameSerial(1)));
+    assert!(matches!(zone.update(false), Update::Unchanged));
+    assert!(matches!(zone.update(true), Update::Served { records: 3, .. }));
+    assert!(matches!(zone.update(true), Update::Unchanged));
 }
 
 #[test]
