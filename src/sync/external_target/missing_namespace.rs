@@ -11,11 +11,8 @@ pub(crate) const PROBE_PAUSE: Duration = Duration::from_secs(5);
 pub(crate) const NAMESPACE_HINT: &str = "either the namespace doesn't exist or lb-linker has no Role in it; \
                                          deploy/targets/ has the one and deploy/ the other";
 
-/// The meaning of 403 in a target namespace that exists for certain.
-pub(crate) const ROLE_HINT: &str = "deploy/ has the Role that grants it";
-
-/// The meaning of 403 in a target namespace that could be listed, and was empty.
-pub(crate) const DELETED_HINT: &str =
+/// The meaning of 403 in a target namespace that could be listed: it may be about to be deleted, or deleted by now.
+pub(crate) const ROLE_HINT: &str =
     "deploy/ has the Role that grants it, and deploy/targets/ the namespace, if it was deleted";
 
 /// What to do about a target namespace that doesn't exist for certain.

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::lost_answers::LostAnswer;
-use super::missing_namespace::{
-    ABSENT_HINT, DELETED_HINT, MissingNamespace, NAMESPACE_HINT, PROBE_PAUSE, ROLE_HINT,
-};
+use super::missing_namespace::{ABSENT_HINT, MissingNamespace, NAMESPACE_HINT, PROBE_PAUSE, ROLE_HINT};
 use super::reconciler::Reconciler;
 use super::reconciler::departure::{GoneCheck, LookUp, LookUpError, Remedy, WATCH_LAG};
 use super::write_result::{Answered, Before, Confirmed, SentWrite, SkipReason, WriteOutcome};
@@ -414,13 +412,9 @@ impl Reconciler {
         self.is_list_refused && self.listed_in_term.len() < CREATES.len()
     }
 
-    /// Returns the meaning of 403 in the target namespace, which isn't missing while it contains external targets.
+    /// Returns the meaning of 403 in the target namespace.
     fn permission_hint(&self) -> &'static str {
-        match self.objects.number_of_links() {
-            _ if self.is_list_missing() => NAMESPACE_HINT,
-            0 => DELETED_HINT,
-            _ => ROLE_HINT,
-        }
+        if self.is_list_missing() { NAMESPACE_HINT } else { ROLE_HINT }
     }
 
     /// Returns what an authorizer refuses, and what to do about it.
