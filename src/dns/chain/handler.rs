@@ -231,6 +231,7 @@ fn request(
         options: None,
         purpose: Purpose::Client,
         depth: 0,
+        has_client_name: true,
         alias_look_up_tries: OnceLock::new(),
         query_limiter: None,
         key: None,

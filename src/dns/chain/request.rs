@@ -56,6 +56,8 @@ pub struct Request {
     pub purpose: Purpose,
     /// The number of internal look-ups that led to this request.
     pub depth: usize,
+    /// Whether the question has the name that the client asks for, and not that of a target.
+    pub has_client_name: bool,
     /// The number of calls of [`Server::look_up_alias`] for this request and the look-ups that they led to; set by the
     /// first call.
     pub alias_look_up_tries: OnceLock<Arc<AtomicUsize>>,

@@ -337,6 +337,7 @@ impl Server {
         inner.purpose = purpose;
         inner.options = None;
         inner.depth += 1;
+        inner.has_client_name &= inner.query.name() == outer.query.name();
         inner.query_limiter = None;
         // Boxed, because the call is recursive.
         Box::pin(Self::serve(&mut inner)).await
@@ -411,6 +412,7 @@ impl Server {
             soa_serial: None,
             purpose: Purpose::Client,
             depth: 0,
+            has_client_name: true,
             alias_look_up_tries: OnceLock::new(),
             query_limiter: None,
             key: None,

@@ -157,7 +157,7 @@ impl Plugin for Autopath {
     async fn serve(&self, request: &mut Request, next: Next<'_>) -> PluginResult {
         // The answers to look-ups for targets are shared between clients.
         let is_for_client =
-            request.depth == 0 && matches!(request.purpose, Purpose::Client) && !request.is_internal();
+            request.has_client_name && matches!(request.purpose, Purpose::Client) && !request.is_internal();
         let name = request.query.name();
         if !is_for_client || request.query.query_class() != DNSClass::IN || !self.zones.contains(name) {
             return next.serve(request).await;

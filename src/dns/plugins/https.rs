@@ -9,7 +9,8 @@
 //! [*tls*](#tls). Without *tls* the block answers plain HTTP, for a proxy in front of it. The line *https* is
 //! optional. In other blocks it has no effect.
 //!
-//! `Cache-Control` has the smallest TTL of an answer, or that of the SOA record of a negative one; errors have
+//! `Cache-Control` has the smallest TTL of an answer, or that of the SOA record of a negative one, and `private`: HTTP
+//! caches that clients share keep no answer, because answers can depend on the client's address. Errors have
 //! `no-store`, and a sentence that says what is wrong, except 431:
 //!
 //! | status | reason |
@@ -32,9 +33,9 @@
 //! without a share ends after its answers.
 //!
 //! Differences from CoreDNS: methods other than GET and POST, and too large a body, get 400 there, any content type is
-//! taken, and errors have no sentence; HEAD is answered here. There HTTP caches may keep an answer for an hour at most,
-//! one without a TTL and an error for 5 seconds, and the TTLs of all sections count. HTTP/2 needs TLS there. At the
-//! maximum of connections CoreDNS accepts none until one ends; here the connection that has been idle longest is
+//! taken, and errors have no sentence; HEAD is answered here. There all HTTP caches may keep an answer, for an hour at
+//! most, one without a TTL and an error for 5 seconds, and the TTLs of all sections count. HTTP/2 needs TLS there. At
+//! the maximum of connections CoreDNS accepts none until one ends; here the connection that has been idle longest is
 //! closed, or the new one if none is idle. A parameter `dns` with `%2D` or `%5F`, or whose unused last bits aren't
 //! zero, gets 400 here, and an answer there.
 //!

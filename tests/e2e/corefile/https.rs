@@ -61,13 +61,13 @@ const ANSWER: &str =
 
 /// Questions, and the values of `Cache-Control` of CoreDNS and lb-linker. The answers are equal.
 const LIFETIMES: [(&str, &str, &str); 8] = [
-    ("a.example.org. A", "max-age=60", "max-age=60"),
-    ("b.example.org. A", "max-age=60", "max-age=60"),
+    ("a.example.org. A", "max-age=60", "private, max-age=60"),
+    ("b.example.org. A", "max-age=60", "private, max-age=60"),
     // RFC 8484 section 5.1: MINIMUM counts, too.
-    ("none.example.org. A", "max-age=600", "max-age=300"),
-    ("a.example.org. AAAA", "max-age=600", "max-age=300"),
+    ("none.example.org. A", "max-age=600", "private, max-age=300"),
+    ("a.example.org. AAAA", "max-age=600", "private, max-age=300"),
     // CoreDNS's maximum is an hour.
-    ("host.test. A", "max-age=3600", "max-age=7200"),
+    ("host.test. A", "max-age=3600", "private, max-age=7200"),
     // Failures aren't kept.
     ("fail.test. A", "max-age=5", "no-store"),
     ("refused.test. A", "max-age=5", "no-store"),
@@ -172,7 +172,8 @@ async fn statuses_and_headers_by_https_are_as_expected() {
                 assert_eq!(status, if is_linker { linker } else { coredns }, "{shown}");
                 let [media_type, cache_control, allow] = headers.each_ref().map(String::as_str);
                 if status == 200 {
-                    assert_eq!((media_type, cache_control), (DNS, "max-age=60"), "{shown}");
+                    let expected = if is_linker { "private, max-age=60" } else { "max-age=60" };
+                    assert_eq!((media_type, cache_control), (DNS, expected), "{shown}");
                     let is_head = method == "HEAD";
                     let answer = (!is_head).then(|| show(&Message::from_vec(&body).unwrap()));
                     assert_eq!(

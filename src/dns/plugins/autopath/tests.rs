@@ -64,15 +64,15 @@ async fn only_clients_questions_in_the_zones_are_completed() {
     let file = resolv_conf("search a.test b.test");
     let path = file.path().display();
     let server = TestServer::block(&format!("autopath {path}\n{NAMES}"));
-    let look_up = async |depth, purpose| {
+    let look_up = async |has_client_name, purpose| {
         let mut request = server.request("web.a.test. A");
-        (request.depth, request.purpose) = (depth, purpose);
+        (request.has_client_name, request.purpose) = (has_client_name, purpose);
         Server::serve(&mut request).await.unwrap().records.answers.len()
     };
-    assert_eq!(look_up(0, Purpose::Client).await, 2);
-    assert_eq!(look_up(1, Purpose::Client).await, 0);
+    assert_eq!(look_up(true, Purpose::Client).await, 2);
+    assert_eq!(look_up(false, Purpose::Client).await, 0);
     let target = Purpose::Target { max_negative_age: std::time::Duration::ZERO, may_use_cached: true };
-    assert_eq!(look_up(0, target).await, 0);
+    assert_eq!(look_up(true, target).await, 0);
     let elsewhere = TestServer::block(&format!("autopath x.test {path}\n{NAMES}"));
     assert!(elsewhere.ask("web.a.test. A").await.starts_with("NXDOMAIN"));
 }

@@ -1,6 +1,8 @@
+use std::io::Write as _;
 use std::sync::Arc;
 
 use hickory_proto::op::Edns;
+use tempfile::NamedTempFile;
 
 use super::super::tests::support::{TestServer, link};
 use crate::model::target_policy::TargetPolicy;
@@ -145,6 +147,31 @@ async fn reverse_names_of_the_prefix_lead_to_those_of_ipv4() {
     {
         assert!(server.ask(&other).await.ends_with("50 IN PTR v6.example. | |"), "{other}");
     }
+}
+
+#[tokio::test]
+async fn names_that_autopath_completes_are_translated() {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(b"search a.test b.test").unwrap();
+    let server = TestServer::block(&format!(
+        "dns64
+         autopath {}
+         template IN A www.v4only.example {{
+             answer \"{{{{ .Name }}}} 60 IN A 192.0.2.1\"
+         }}
+         template IN AAAA www.v4only.example {{
+             rcode NOERROR
+         }}
+         template IN ANY {{
+             rcode NXDOMAIN
+         }}",
+        file.path().display()
+    ));
+    assert_eq!(
+        server.from("2001:db8::1").ask("www.v4only.example.a.test. AAAA").await,
+        "NOERROR aa | www.v4only.example.a.test. 60 IN CNAME www.v4only.example., \
+         www.v4only.example. 60 IN AAAA 64:ff9b::c000:201 | |"
+    );
 }
 
 #[tokio::test]

@@ -132,8 +132,8 @@ impl Templates {
             reply.records.authorities.push(self.record(request, "authority", template, data)?);
         }
         reply.options.extend(answer.ede.clone());
-        // Labels differ between clients, and change with the cluster.
-        reply.is_cacheable &= !answer.uses_labels();
+        // Labels change with the cluster, too.
+        reply.is_cacheable &= !answer.has(|template| template.depends_on_client);
         Ok(reply)
     }
 
@@ -162,10 +162,9 @@ impl Templates {
 }
 
 impl AnswerTemplate {
-    /// Returns whether the answer depends on labels.
-    pub(super) fn uses_labels(&self) -> bool {
-        let mut templates = self.answers.iter().chain(&self.additionals).chain(&self.authorities);
-        templates.any(|template| template.uses_labels)
+    /// Returns whether a template of the answer has a property.
+    pub(super) fn has(&self, property: impl Fn(&Template) -> bool) -> bool {
+        self.answers.iter().chain(&self.additionals).chain(&self.authorities).any(property)
     }
 
     /// Returns whether the template is for the query's class and type.

@@ -18,7 +18,8 @@ const OPTIONS: [&str; 8] =
 pub(crate) fn set_up(setup: &mut Setup<'_>) -> Result<(), CorefileError> {
     let answers: Vec<AnswerTemplate> =
         setup.lines.iter().map(|line| answer(setup, line)).collect::<Result<_, _>>()?;
-    let labeled = answers.iter().zip(setup.lines).find(|(answer, _)| answer.uses_labels());
+    let labeled =
+        answers.iter().zip(setup.lines).find(|(answer, _)| answer.has(|template| template.uses_labels));
     if let (Some((_, line)), []) = (labeled, setup.builder.labeled.all()) {
         let warning = line.error(".Meta has no effect here: the block has no metadata");
         setup.builder.warnings.push(warning);

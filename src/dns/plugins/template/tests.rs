@@ -168,6 +168,29 @@ async fn alias_through_cache_is_followed_for_each_client() {
 }
 
 #[tokio::test]
+async fn answers_that_depend_on_the_client_are_not_cached() {
+    for (text, is_kept) in [
+        ("{{ .Name }}", true),
+        ("{{ .Message.RecursionDesired }}", true),
+        ("{{ .Group.Id }}", true),
+        ("{{ .Remote }}", false),
+        ("{{ if eq $.Remote `10.0.0.1` }}a{{ end }}.", false),
+        ("{{ range .Match }}{{ $.Remote }}{{ end }}", false),
+        ("{{ (or . 1).Remote }}", false),
+        ("{{ .Message.Id }}", false),
+        ("{{ $x := .Message }}{{ $x.Id }}", false),
+    ] {
+        let lines = format!("match (?P<Id>.*)\nanswer \"{{{{ .Name }}}} 30 IN TXT {text}\"");
+        let server = TestServer::block(&format!("cache 30\ntemplate IN TXT x {{\n{lines}\n}}"));
+        let first = server.ask("a.x. TXT").await;
+        assert!(first.starts_with("NOERROR aa | a.x. 30 IN TXT "), "{text}: {first}");
+        let second = server.clone().from("192.0.2.7").reply("a.x. TXT").await.unwrap();
+        assert_eq!(second.plugin == "cache", is_kept, "{text}");
+        assert_eq!(second.validity.is_some(), is_kept, "{text}");
+    }
+}
+
+#[tokio::test]
 async fn matches_and_failures_are_counted() {
     let context = template(
         "IN ANY example",

@@ -26,6 +26,8 @@ pub(super) struct Template {
     nodes: Vec<Node>,
     /// Whether it has `.Meta`.
     pub(super) uses_labels: bool,
+    /// Whether it has `.Meta`, `.Remote` or `.Message.Id`.
+    pub(super) depends_on_client: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +45,10 @@ impl Template {
     pub(super) fn parse(text: &str) -> Result<Self, ParseError> {
         let mut parser = Parser::new(text);
         match parser.template() {
-            Ok(nodes) => Ok(Self { nodes, uses_labels: parser.uses_labels }),
+            Ok(nodes) => {
+                let Parser { uses_labels, depends_on_client, .. } = parser;
+                Ok(Self { nodes, uses_labels, depends_on_client })
+            }
             Err(message) => {
                 let before = text.get(..parser.place()).unwrap_or(text);
                 Err(ParseError { at: before.chars().count() + 1, message })

@@ -23,6 +23,8 @@ pub(super) struct Parser<'t> {
     pub(super) depth: usize,
     /// Whether the template has `.Meta`.
     pub(super) uses_labels: bool,
+    /// Whether the template has `.Meta`, `.Remote` or `.Message.Id`.
+    pub(super) depends_on_client: bool,
 }
 
 /// The end of a list of nodes.
@@ -47,7 +49,8 @@ impl<'t> Parser<'t> {
     pub(super) fn new(text: &'t str) -> Self {
         let variables = vec![("$".to_owned(), Some(ValueKind::Data))];
         let dot = Some(ValueKind::Data);
-        Self { text, at: 0, begin: 0, open: 0, variables, dot, depth: 0, uses_labels: false }
+        let (uses_labels, depends_on_client) = (false, false);
+        Self { text, at: 0, begin: 0, open: 0, variables, dot, depth: 0, uses_labels, depends_on_client }
     }
 
     /// Returns the byte offset of the current operand or action, where an error is reported.

@@ -171,7 +171,7 @@ impl Parser<'_> {
 
     fn meta(&mut self, function: Function) -> Word {
         self.at += function.name().len();
-        self.uses_labels = true;
+        (self.uses_labels, self.depends_on_client) = (true, true);
         Word::Function(function)
     }
 
@@ -207,6 +207,10 @@ impl Parser<'_> {
                     "the name of a field can't begin with a digit: instead of .{name}, write index .Group \"{name}\""
                 ));
             }
+            self.depends_on_client |= matches!(
+                (kind, name),
+                (Some(ValueKind::Data) | None, "Remote") | (Some(ValueKind::Message) | None, "Id")
+            );
             kind = kind.map(|kind| kind.field(name)).transpose()?;
             self.at += 1 + name.len();
             fields.push(name.to_owned());

@@ -65,9 +65,10 @@ pub(super) async fn respond(
     Ok(response)
 }
 
-/// Returns how long HTTP caches may keep an answer (RFC 8484 section 5.1).
+/// Returns how long a client's own HTTP cache may keep an answer (RFC 8484 section 5.1). A cache that clients share may
+/// not: answers can depend on the client's address (RFC 9111 section 5.2.2.7).
 fn cache_control(answer: &[u8]) -> HeaderValue {
-    let max_age = freshness(answer).map(|seconds| format!("max-age={seconds}"));
+    let max_age = freshness(answer).map(|seconds| format!("private, max-age={seconds}"));
     let max_age = max_age.and_then(|text| HeaderValue::try_from(text).ok());
     max_age.unwrap_or(HeaderValue::from_static("no-store"))
 }

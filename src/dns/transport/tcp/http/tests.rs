@@ -106,8 +106,8 @@ async fn ask(sender: &mut SendRequest<Full<Bytes>>, name: &str, id: u16) -> (Hea
 async fn answers_have_the_id_and_a_lifetime_and_failures_none() {
     let mut sender = http2(connected().client).await;
     for (name, lifetime, rcode) in [
-        ("web.default.lb.internal.", "max-age=5", ResponseCode::NoError),
-        ("none.default.lb.internal.", "max-age=5", ResponseCode::NXDomain),
+        ("web.default.lb.internal.", "private, max-age=5", ResponseCode::NoError),
+        ("none.default.lb.internal.", "private, max-age=5", ResponseCode::NXDomain),
         ("a.example.", "no-store", ResponseCode::ServFail),
     ] {
         // From the second query on the answer may come from the response cache.
