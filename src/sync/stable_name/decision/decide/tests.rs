@@ -94,6 +94,7 @@ fn old_target_stays_after_the_wait_while_it_passes() {
     harness.pass("new.example");
     harness.decide();
     assert_eq!(harness.announced(), "seoul new.example");
+    assert_eq!((harness.state("seoul"), message(&harness).as_str()), (SourceState::Healthy, ""));
 }
 
 #[test]
@@ -524,6 +525,32 @@ fn same_target_of_a_recreated_service_is_announced_anew() {
     assert_eq!(harness.announced(), "seoul a.example", "its check has just passed");
     assert_eq!(reasons(&decision), [EventReason::TargetChanged; 2], "no other source replaces it");
     assert!(harness.status.target.as_ref().unwrap().uid == *"another uid");
+}
+
+#[test]
+fn unhealthy_source_that_is_announced_after_a_pass_is_healthy() {
+    let mut harness = failed_over();
+    harness.spec.check.success_threshold = 4;
+    for (name, target) in &SOURCES[1..] {
+        *harness.offer(name) = offer(name, "");
+        harness.denied.push(self::target(target));
+    }
+    harness.decide_at(20);
+    assert_eq!((harness.announced().as_str(), message(&harness).as_str()), ("", "NXDOMAIN"));
+    harness.now = at(30);
+    harness.pass("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.condition(Resolved), (True, "CheckPassed"));
+    assert_eq!((harness.state("seoul"), message(&harness).as_str()), (SourceState::Healthy, ""));
+    let ready = &harness.status.condition(Ready).unwrap().message;
+    assert_eq!(ready, "leads to seoul; busan: offers no target; fixed: offers no target");
+    harness.fail_thrice("a.example");
+    harness.decide_at(32);
+    assert_eq!((harness.state("seoul"), harness.condition(Resolved).0), (SourceState::Unhealthy, False));
+    harness.pass("a.example");
+    harness.decide_at(34);
+    assert_eq!((harness.state("seoul"), harness.condition(Resolved).0), (SourceState::Unhealthy, False));
 }
 
 #[test]
