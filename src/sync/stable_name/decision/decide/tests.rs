@@ -741,9 +741,24 @@ fn source_without_a_target_is_passed_over_after_30_s() {
         harness.pass("b.example");
         let decision = harness.decide();
         assert_eq!((harness.announced().as_str(), decision.again), ("", Some(at(31))));
+        let expected =
+            format!("waits until {} for the preferred source seoul: {}", at(31), message(&harness));
+        assert_eq!((harness.condition(Progressing), progress(&harness)), ((True, "NoTarget"), expected));
         harness.decide_at(31);
         assert_eq!(harness.announced(), "busan b.example");
     }
+}
+
+#[test]
+fn source_is_passed_over_earlier_if_max_wait_is_shorter() {
+    let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example")]);
+    harness.spec.max_wait = Duration::from_secs(10);
+    harness.decide();
+    harness.now = at(9);
+    harness.pass("b.example");
+    assert_eq!(harness.decide().again, Some(at(11)));
+    assert_eq!(harness.decide_at(11).moved, Some(MoveReason::Announced));
+    assert_eq!(harness.announced(), "busan b.example");
 }
 
 #[test]
@@ -834,6 +849,8 @@ fn new_leader_waits_30_s_for_an_unchecked_source() {
     harness.pass("b.example");
     let decision = harness.decide();
     assert_eq!((harness.announced().as_str(), decision.again), ("", Some(at(131))));
+    let expected = format!("waits until {} for the preferred source seoul: not checked yet", at(131));
+    assert_eq!(progress(&harness), expected);
     harness.decide_at(131);
     assert_eq!(harness.announced(), "busan b.example");
 }
