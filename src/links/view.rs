@@ -304,9 +304,7 @@ fn of_target(link: &Link) -> Option<(Cause, &'static str)> {
         LinkState::Live if by.is_some_and(|by| by.is_provisional) => {
             (Cause::Pending, "its StableName hasn't been read, and its external target has no target")
         }
-        LinkState::Live if has_no_source() => {
-            (Cause::Pending, "no source of the StableName has a usable target yet")
-        }
+        LinkState::Live if has_no_source() => (Cause::Pending, "the StableName announces no target yet"),
         LinkState::Live if link.refused => (Cause::Refused, REFUSED),
         LinkState::Live => (Cause::Pending, "the Service's status names no target yet"),
     })

@@ -720,8 +720,8 @@ fn links_of_manifests_show_the_stable_name() {
     let table = links(&["-o", "wide"]);
     let outside = "spec.hostnames: \"web.other\": it lies in none of lb-linker's zones (lb.internal); source seoul: there \
                    is no LoadBalancer Service named";
-    let unused = "no source of the StableName has a usable target yet; source seoul: there is no LoadBalancer \
-                  Service waiting";
+    let unused =
+        "the StableName announces no target yet; source seoul: there is no LoadBalancer Service waiting";
     for (name, overridden_by, reason) in [
         ("named", "StableName default/named, source fixed", outside),
         ("waiting", "StableName default/waiting", unused),

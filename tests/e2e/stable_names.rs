@@ -511,7 +511,7 @@ async fn links_and_scan_print_stable_names() {
     let links = run("links", &["-n", &namespace, "-o", "wide"]);
     let by = format!("   StableName {namespace}/web, source a   its external target doesn't exist");
     assert!(links.lines().any(|line| line.starts_with("web ") && line.contains(&by)), "{links}");
-    let waits = "no source of the StableName has a usable target yet";
+    let waits = "the StableName announces no target yet";
     assert!(links.lines().any(|line| line.starts_with("waiting ") && line.ends_with(waits)), "{links}");
 
     let found: Value = serde_json::from_str(&run("scan", &["-n", &other, "-o", "json"])).unwrap();

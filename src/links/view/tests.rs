@@ -201,7 +201,7 @@ fn overridden_link_names_its_stable_name_and_reason() {
         (by, link.state, link.reason.map(|reason| reason.to_string()).unwrap_or_default())
     };
     set_override(&store, &key, LinkOverride::default(), None);
-    let waiting = "no source of the StableName has a usable target yet".to_owned();
+    let waiting = "the StableName announces no target yet".to_owned();
     assert_eq!(shown(), ("StableName shop/web".to_owned(), ViewState::Pending, waiting));
     // The Service keeps the link until the StableName has a target.
     store.apply(observed("shop", "web", Some("a.example.")));

@@ -100,6 +100,11 @@ impl StatusBuilder<'_> {
             if let Some(pin) = pin {
                 return finding(true, "NoTarget", self.unusable_pin(pin));
             }
+            if let Some((position, until)) = self.awaited {
+                let SourceStatus { name, message, .. } = &self.sources[position];
+                let message = format!("waits until {until} for the preferred source {name}: {message}");
+                return finding(true, "NoTarget", message);
+            }
             let until = self.first_wait().map(|until| format!(" until {until}")).unwrap_or_default();
             return finding(true, "NoTarget", format!("waits{until} for a target that passes its check"));
         };

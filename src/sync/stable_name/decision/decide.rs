@@ -92,6 +92,7 @@ pub fn decide(input: &Inputs<'_>) -> FailoverDecision {
         former: former.target.as_ref(),
         history: &history,
         is_failover_held: choice == Choice::Hold,
+        awaited: if let Choice::Wait(position, until) = choice { Some((position, until)) } else { None },
     };
     let unwritten = former.target.as_ref().filter(|_| moved != Some(MoveReason::Withdrawn));
     let (conditions, checks) = (builder.conditions(), builder.checks(unwritten));

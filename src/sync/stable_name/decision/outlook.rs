@@ -1,5 +1,7 @@
 //! What follows from a decision: which target is still waited for, and what is checked.
 
+use jiff::Timestamp;
+
 use super::checks::{PlannedCheck, Urgency};
 use super::facts::Facts;
 use super::status::{AnnouncedTarget, FormerTarget, SourceState, SourceStatus};
@@ -14,6 +16,8 @@ pub(super) struct StatusBuilder<'a> {
     pub(super) former: Option<&'a AnnouncedTarget>,
     pub(super) history: &'a [FormerTarget],
     pub(super) is_failover_held: bool,
+    /// The position of the source that a source that works waits for, and until when.
+    pub(super) awaited: Option<(usize, Timestamp)>,
 }
 
 impl StatusBuilder<'_> {

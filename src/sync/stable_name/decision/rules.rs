@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use super::facts::Facts;
 use super::history::next_move;
 use super::spec::Failback;
 use super::status::{AnnouncedTarget, FormerTarget, MoveReason, SourceState, SourceStatus};
+use super::times::{end_of_wait, whole_second};
 use crate::model::link::Target;
 
-/// A source is passed over after this time if it offers no target, or if no check of its target has had a result.
+/// A source is passed over after this time if it offers no target, or if no check of its target has had a result. A
+/// refused one, too: its Service may be created, or allow the namespace, a moment after the StableName is created.
 const NO_RESULT: Duration = Duration::from_secs(30);
 
 pub(super) struct Rules<'a> {
@@ -23,6 +27,8 @@ pub(super) enum Choice {
     Stay,
     /// The announced target has failed, and the move to another source is held.
     Hold,
+    /// A source works, and until this time the source at this position, which precedes it, may replace it.
+    Wait(usize, Timestamp),
     /// The target of the source at this position.
     Move(usize, MoveReason),
 }
@@ -36,8 +42,8 @@ impl Rules<'_> {
             return move_to(pinned, MoveReason::Pinned);
         }
         let Some(position) = facts.position_of(&current.source) else {
-            let first = self.first_in_order(|position| self.is_ready(position)).filter(|_| pin.is_none());
-            return move_to(first, MoveReason::SourcesEdited);
+            let is_ready = |position: &usize| self.is_ready(*position) && pin.is_none();
+            return self.first_in_order(MoveReason::SourcesEdited, is_ready);
         };
         // The new target of a pinned source is announced like that of any other source: once it passes a check.
         let new = facts.offered(position).filter(|offered| **offered != current.target);
@@ -121,9 +127,11 @@ impl Rules<'_> {
         if let Some(position) = live.or_else(healthy) {
             return Choice::Move(position, MoveReason::Announced);
         }
-        let is_passing = |position| facts.offered(position).is_some_and(|target| facts.is_passing(target));
-        if let Some(position) = self.first_in_order(is_passing) {
-            return Choice::Move(position, MoveReason::Announced);
+        let is_passing =
+            |position: &usize| facts.offered(*position).is_some_and(|target| facts.is_passing(target));
+        let choice = self.first_in_order(MoveReason::Announced, is_passing);
+        if choice != Choice::Stay {
+            return choice;
         }
         let max_wait = facts.input.spec.max_wait;
         let is_over = self.history.first().is_none_or(|last| facts.wait_is_over(last.until, max_wait));
@@ -133,27 +141,26 @@ impl Rules<'_> {
         move_to(facts.positions().find(waited).filter(|_| is_over), MoveReason::CutoverTimedOut)
     }
 
-    /// Returns the most preferred source that works. Each source before it has failed a check, or has had no result for
-    /// [`NO_RESULT`]. Returns `None` while a more preferred source has to be waited for, and if no source works.
-    fn first_in_order(&self, works: impl Fn(usize) -> bool) -> Option<usize> {
+    /// Chooses the most preferred source that works, once each source before it has failed a check, or has had no result
+    /// for [`NO_RESULT`], or for `maxWaitSeconds` if that is less.
+    fn first_in_order(&self, reason: MoveReason, works: impl FnMut(&usize) -> bool) -> Choice {
         let facts = self.facts;
-        let is_passed_over = |position: usize| {
-            let has_failed = facts.offered(position).is_some_and(|target| facts.tally(target).failures > 0);
+        let Some(first) = facts.positions().find(works) else { return Choice::Stay };
+        let end = |position: usize| {
             let since = self.sources[position].since;
             // The time in the status may be of an earlier leader: the checks of that leader don't count.
-            let began = |target| facts.tally(target).decided.unwrap_or(facts.input.now);
+            let began = |target| whole_second(facts.tally(target).decided.unwrap_or(facts.input.now));
             let since = facts.offered(position).map_or(since, |target| since.max(began(target)));
-            has_failed || facts.wait_is_over(since, NO_RESULT)
+            end_of_wait(since, NO_RESULT.min(facts.input.spec.max_wait))
         };
-        for position in facts.positions() {
-            if works(position) {
-                return Some(position);
-            }
-            if !is_passed_over(position) {
-                return None;
-            }
+        let has_failed =
+            |position| facts.offered(position).is_some_and(|target| facts.tally(target).failures > 0);
+        let waited = (0..first).find(|position| !has_failed(*position) && !facts.has_passed(end(*position)));
+        let Some(position) = waited else { return Choice::Move(first, reason) };
+        if let Some(target) = facts.offered(first) {
+            facts.schedule_pass_expiry(target);
         }
-        None
+        Choice::Wait(position, end(position))
     }
 
     /// Returns whether a source is healthy, and its target passes the checks of this leader ([`Facts::is_passing`]).

@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use super::spec::Refusal;
-use super::status::{AnnouncedTarget, SourceState, SourceStatus, cut, text_of};
+use super::status::{AnnouncedTarget, FailoverStatus, SourceState, SourceStatus, cut, text_of};
 use crate::api::limits::MAX_MESSAGE;
 use crate::model::link::Target;
 
@@ -13,18 +13,17 @@ const NOT_CHECKED_YET: &str = "not checked yet";
 
 /// Returns the status of each source while `current` is announced. A new leader begins with the states in the status.
 pub(super) fn statuses(facts: &Facts<'_>, current: Option<&AnnouncedTarget>) -> Vec<SourceStatus> {
-    let is_standby = |position| current.is_some_and(|current| current.source != facts.name(position));
-    facts.positions().map(|position| status(facts, position, is_standby(position))).collect()
+    facts.positions().map(|position| status(facts, position, current)).collect()
 }
 
-fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus {
+fn status(facts: &Facts<'_>, position: usize, current: Option<&AnnouncedTarget>) -> SourceStatus {
     let name = facts.name(position);
     let former = facts.input.last.source(name);
     let offered = facts.offered(position);
     let offers = offered.map(text_of);
     let known = former.filter(|former| former.offers == offers);
     let (state, message) = match (offered, &facts.input.offers[position].refusal) {
-        (Some(target), _) => checked(facts, is_standby, target, known),
+        (Some(target), _) => checked(facts, position, target, known, current),
         (None, Some(Refusal { message, .. })) => (SourceState::Refused, message.clone()),
         // The offer has a target and no refusal: `Inputs::denied` denies the target.
         (None, None) if facts.input.offers[position].target.is_some() => {
@@ -37,23 +36,29 @@ fn status(facts: &Facts<'_>, position: usize, is_standby: bool) -> SourceStatus 
 }
 
 /// Returns the state and the message of a source that offers a target. As for load balancers of clouds, the first pass
-/// makes a new target healthy, and `successThreshold` counts on the way back from unhealthy. Clouds announce hostnames
-/// before they resolve: a new target of the source in use, and each target while none is announced, is pending for
-/// `maxWaitSeconds`.
+/// makes a new target healthy, and `successThreshold` counts on the way back from unhealthy, but not for a target that
+/// this decision announces, as for the condition Resolved. Clouds announce hostnames before they resolve: a new target of
+/// the source in use, and each target while none is announced, is pending for `maxWaitSeconds`.
 fn checked(
     facts: &Facts<'_>,
-    is_standby: bool,
+    position: usize,
     target: &Target,
     known: Option<&SourceStatus>,
+    current: Option<&AnnouncedTarget>,
 ) -> (SourceState, String) {
     let spec = facts.input.spec;
+    let is_standby = current.is_some_and(|current| current.source != facts.name(position));
+    let has_target =
+        |status: &FailoverStatus| status.target.as_ref().is_some_and(|known| known.target == *target);
+    let is_new = current.is_some_and(|current| current.target == *target)
+        && ![facts.input.former, facts.input.last].into_iter().any(has_target);
     if !facts.is_checked(target) {
         return (SourceState::Healthy, NOT_CHECKED.to_owned());
     }
     let former = known.map_or(SourceState::Pending, |known| known.state);
     let tally = facts.tally(target);
     let passes = match former {
-        SourceState::Unhealthy => spec.check.success_threshold as usize,
+        SourceState::Unhealthy if !is_new => spec.check.success_threshold as usize,
         _ => 1,
     };
     let state = match former {

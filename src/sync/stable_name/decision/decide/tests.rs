@@ -94,6 +94,7 @@ fn old_target_stays_after_the_wait_while_it_passes() {
     harness.pass("new.example");
     harness.decide();
     assert_eq!(harness.announced(), "seoul new.example");
+    assert_eq!((harness.state("seoul"), message(&harness).as_str()), (SourceState::Healthy, ""));
 }
 
 #[test]
@@ -527,6 +528,32 @@ fn same_target_of_a_recreated_service_is_announced_anew() {
 }
 
 #[test]
+fn unhealthy_source_that_is_announced_after_a_pass_is_healthy() {
+    let mut harness = failed_over();
+    harness.spec.check.success_threshold = 4;
+    for (name, target) in &SOURCES[1..] {
+        *harness.offer(name) = offer(name, "");
+        harness.denied.push(self::target(target));
+    }
+    harness.decide_at(20);
+    assert_eq!((harness.announced().as_str(), message(&harness).as_str()), ("", "NXDOMAIN"));
+    harness.now = at(30);
+    harness.pass("a.example");
+    harness.decide();
+    assert_eq!(harness.announced(), "seoul a.example");
+    assert_eq!(harness.condition(Resolved), (True, "CheckPassed"));
+    assert_eq!((harness.state("seoul"), message(&harness).as_str()), (SourceState::Healthy, ""));
+    let ready = &harness.status.condition(Ready).unwrap().message;
+    assert_eq!(ready, "leads to seoul; busan: offers no target; fixed: offers no target");
+    harness.fail_thrice("a.example");
+    harness.decide_at(32);
+    assert_eq!((harness.state("seoul"), harness.condition(Resolved).0), (SourceState::Unhealthy, False));
+    harness.pass("a.example");
+    harness.decide_at(34);
+    assert_eq!((harness.state("seoul"), harness.condition(Resolved).0), (SourceState::Unhealthy, False));
+}
+
+#[test]
 fn edited_reference_of_a_source_is_no_withdrawal() {
     let mut harness = Harness::settled(&SOURCES[..1]);
     harness.other_living_uids = vec!["seoul".into()];
@@ -714,9 +741,24 @@ fn source_without_a_target_is_passed_over_after_30_s() {
         harness.pass("b.example");
         let decision = harness.decide();
         assert_eq!((harness.announced().as_str(), decision.again), ("", Some(at(31))));
+        let expected =
+            format!("waits until {} for the preferred source seoul: {}", at(31), message(&harness));
+        assert_eq!((harness.condition(Progressing), progress(&harness)), ((True, "NoTarget"), expected));
         harness.decide_at(31);
         assert_eq!(harness.announced(), "busan b.example");
     }
+}
+
+#[test]
+fn source_is_passed_over_earlier_if_max_wait_is_shorter() {
+    let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example")]);
+    harness.spec.max_wait = Duration::from_secs(10);
+    harness.decide();
+    harness.now = at(9);
+    harness.pass("b.example");
+    assert_eq!(harness.decide().again, Some(at(11)));
+    assert_eq!(harness.decide_at(11).moved, Some(MoveReason::Announced));
+    assert_eq!(harness.announced(), "busan b.example");
 }
 
 #[test]
@@ -807,6 +849,8 @@ fn new_leader_waits_30_s_for_an_unchecked_source() {
     harness.pass("b.example");
     let decision = harness.decide();
     assert_eq!((harness.announced().as_str(), decision.again), ("", Some(at(131))));
+    let expected = format!("waits until {} for the preferred source seoul: not checked yet", at(131));
+    assert_eq!(progress(&harness), expected);
     harness.decide_at(131);
     assert_eq!(harness.announced(), "busan b.example");
 }
