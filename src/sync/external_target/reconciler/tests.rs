@@ -949,7 +949,7 @@ async fn refused_writes_are_noted_with_fitting_advice() {
     assert_eq!(note(&mut reconciler), None);
     reconciler.open_breaker(&web, &Write::Create(object.clone()), refused, None);
     let expected = format!("lb-linker may not create Services there; {ROLE_HINT}");
-    assert_eq!(note(&mut reconciler), Some(expected), "the namespace may be missing by now");
+    assert_eq!(note(&mut reconciler), Some(expected.clone()), "the namespace may be missing by now");
     reconciler.close_breakers(&Write::Create(object));
     assert_eq!(note(&mut reconciler), None);
     reconciler.open_breaker(&web, &delete, None, None);
