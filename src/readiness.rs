@@ -134,13 +134,17 @@ impl Readiness {
         notes.into_iter().flatten().collect()
     }
 
-    /// Returns the notes about the sources of names that can't be read, and about those of `unlisted` that have no other
-    /// note.
+    /// Returns the notes about the sources of names that can't be read, as far as they are meant, and about those of
+    /// `unlisted` that have no other note.
     #[must_use]
-    pub fn of_sources<'a>(&self, unlisted: impl IntoIterator<Item = &'a Source>) -> Vec<String> {
+    pub fn of_sources<'a>(
+        &self,
+        unlisted: impl IntoIterator<Item = &'a Source>,
+        is_meant: impl Fn(&Source) -> bool,
+    ) -> Vec<String> {
         let known = self.sources.lock();
         let mut by_source: BTreeMap<&Source, (String, usize)> = BTreeMap::new();
-        for ((source, ..), why) in &*known {
+        for ((source, ..), why) in known.iter().filter(|((source, ..), _)| is_meant(source)) {
             by_source.entry(source).or_insert_with(|| (why.clone(), 0)).1 += 1;
         }
         let waiting = unlisted.into_iter().filter(|source| match &source.cluster {
@@ -177,7 +181,7 @@ mod tests {
     fn notes_about_a_source_end_with_it() {
         let readiness = Readiness::default();
         let waiting = Some(&Source::GATEWAYS);
-        assert_eq!(readiness.of_sources(waiting), ["the Gateway objects haven't been read yet"]);
+        assert_eq!(readiness.of_sources(waiting, |_| true), ["the Gateway objects haven't been read yet"]);
         for (source, kind, namespace) in [
             (Source::INGRESSES, "Ingress", None),
             (Source::GATEWAYS, "GRPCRoute", Some("a")),
@@ -187,16 +191,18 @@ mod tests {
             readiness.sources.lock().insert((source, kind, namespace.map(str::to_owned)), why);
         }
         let of_routes = "can't list GRPCRoute (other such lists: 1)";
-        assert_eq!(readiness.of_sources(waiting), [of_routes, "can't list Ingress"]);
+        assert_eq!(readiness.of_sources(waiting, |_| true), [of_routes, "can't list Ingress"]);
         readiness.forget_source(&Source::GATEWAYS);
-        assert_eq!(readiness.of_sources(None), ["can't list Ingress"]);
+        assert_eq!(readiness.of_sources(None, |_| true), ["can't list Ingress"]);
         let of_west = |source: Source| Source { cluster: Some("west".into()), ..source };
         let remote = [Source::SERVICES, Source::INGRESSES].map(of_west);
-        let unread = "cluster west hasn't been read yet";
-        assert_eq!(readiness.of_sources(&remote), ["can't list Ingress", unread]);
+        let unread = "cluster west isn't read";
+        assert_eq!(readiness.of_sources(&remote, |_| true), ["can't list Ingress", unread]);
         let why = "can't reach west".to_owned();
         readiness.sources.lock().insert((remote[0].clone(), "Service", None), why);
-        assert_eq!(readiness.of_sources(&remote), ["can't list Ingress", "can't reach west"]);
+        assert_eq!(readiness.of_sources(&remote, |_| true), ["can't list Ingress", "can't reach west"]);
+        let is_remote = |source: &Source| source.cluster.is_some();
+        assert_eq!(readiness.of_sources(&remote, is_remote), ["can't reach west"]);
     }
 
     #[test]

@@ -226,9 +226,18 @@ impl LinkSource {
         }
     }
 
-    /// Returns a line about the age of the links, if the API server can't be reached or is silent, about sources that can't
-    /// be read, such as a remote cluster, and about what else the running lb-linker can't read or write: without one, the
-    /// log on standard error has that.
+    /// Returns the part of [`Self::notice`] that may come later.
+    #[must_use]
+    pub fn later_notice(&self) -> Option<String> {
+        match &self.origin {
+            OpenSource::Instance { listing, .. } => listing.notice.clone(),
+            OpenSource::Reader { reader, .. } => reader.facts.notice_of_age(),
+        }
+    }
+
+    /// Returns a line about the age of the links, if the API server can't be reached or is silent, about remote clusters that
+    /// can't be read, and about what else the running lb-linker can't read or write: without one, the log on standard
+    /// error has that.
     #[must_use]
     pub fn notice(&self) -> Option<String> {
         match &self.origin {

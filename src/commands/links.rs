@@ -22,7 +22,8 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
         Ok(source) => source,
         Err(error) => return fail(&error),
     };
-    let mut is_old = introduce(&source);
+    introduce(&source);
+    let mut is_old = source.later_notice().is_some();
     let options = options(filter, format);
     let is_detail = filter.service.is_some() && !watch;
     let mut shown = source.links();
@@ -54,9 +55,10 @@ pub async fn links(flags: Flags, filter: &LinkFilter, format: Option<OutputForma
                 return fail(&error);
             },
         }
-        let was_old = std::mem::replace(&mut is_old, source.notice().is_some());
-        if is_old && !was_old {
-            print_notice(source.notice());
+        let notice = source.later_notice();
+        let was_old = std::mem::replace(&mut is_old, notice.is_some());
+        if !was_old {
+            print_notice(notice);
         }
         let current = source.links();
         let changed = changes(&shown, &current);
@@ -96,12 +98,12 @@ pub async fn list_followers(flags: Flags, filter: &LinkFilter, format: Option<Ou
     }
 }
 
-/// Prints where the links come from, and the notice about their age. Returns whether there is a notice.
-fn introduce(source: &LinkSource) -> bool {
+/// Prints where the links come from, and the notice about them.
+fn introduce(source: &LinkSource) {
     if let Some((name, address)) = source.instance() {
         print_instance(name, address);
     }
-    print_notice(source.notice())
+    print_notice(source.notice());
 }
 
 pub(super) fn print_instance(name: &str, address: SocketAddr) {
@@ -114,11 +116,10 @@ pub(super) fn print_not_found(what: &str, unread: Option<String>) {
     let _ = writeln!(std::io::stderr(), "{}", printable(&format!("{what} {end}"), &[]));
 }
 
-/// Prints a notice. Returns whether there is one.
-pub(super) fn print_notice(notice: Option<String>) -> bool {
-    let Some(notice) = notice else { return false };
-    let _ = writeln!(std::io::stderr(), "{}", printable(&notice, &[]));
-    true
+pub(super) fn print_notice(notice: Option<String>) {
+    if let Some(notice) = notice {
+        let _ = writeln!(std::io::stderr(), "{}", printable(&notice, &[]));
+    }
 }
 
 fn options(filter: &LinkFilter, format: Option<OutputFormat>) -> TableOptions {

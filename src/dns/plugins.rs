@@ -2,8 +2,8 @@
 //!
 //! The manuals of the plugins of a [Corefile](corefile.md), which also has the language. The reference is CoreDNS 1.14;
 //! each manual says where lb-linker differs, and [differences.md](differences.md) has what belongs to no option. A
-//! second line of a plugin in a block is an error, except for plugins whose lines can have different zones, such as
-//! *forward* and *etcd*. The metrics of each plugin are in [reference.md](reference.md#metrics-with-corednss-names). A
+//! second line of a plugin in a block is an error, unless lines can have different zones, as those of *forward* can, or
+//! the plugin's manual says otherwise. The metrics of each plugin are in [reference.md](reference.md#metrics-with-corednss-names). A
 //! **link** is what lb-linker knows of a load balancer: the names in its zone, and the **target** that they lead to.
 //!
 //! Options stand on lines of their own, in braces after the plugin's arguments. Brackets stand around what may be left

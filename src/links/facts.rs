@@ -150,19 +150,27 @@ impl LinkFacts {
             )
         });
         let planned = self.only_plans.then(|| format!("{PLANNED}{OF_PLAN}"));
-        let of_view = readiness.of_view().into_iter().chain(self.of_sources()).chain(readiness.of_statuses());
+        let of_view =
+            readiness.of_view().into_iter().chain(self.of_sources(|_| true)).chain(readiness.of_statuses());
         joined(manifests.into_iter().chain(of_view).chain(of_removals).chain(planned))
     }
 
-    /// Returns the part of [`Self::notice`] for a command that reads the cluster itself, about the age of the views and about
-    /// the sources that can't be read. The log has the rest.
+    /// Returns the part of [`Self::notice`] about the age of the views.
     #[must_use]
-    pub fn notice_of_reading(&self) -> Option<String> {
-        joined(self.findings.readiness.age().into_iter().chain(self.of_sources()))
+    pub fn notice_of_age(&self) -> Option<String> {
+        self.findings.readiness.age()
     }
 
-    fn of_sources(&self) -> Vec<String> {
-        self.findings.readiness.of_sources(&self.store.unlisted_remotes())
+    /// Returns the part of [`Self::notice`] for a command that reads the cluster itself, about the age of the views and about
+    /// the remote clusters that can't be read. The log has the rest.
+    #[must_use]
+    pub fn notice_of_reading(&self) -> Option<String> {
+        let of_remotes = self.of_sources(|source| source.cluster.is_some());
+        joined(self.notice_of_age().into_iter().chain(of_remotes))
+    }
+
+    fn of_sources(&self, is_meant: impl Fn(&Source) -> bool) -> Vec<String> {
+        self.findings.readiness.of_sources(&self.store.unlisted_remotes(), is_meant)
     }
 
     fn view(&self, link: &Arc<Link>, problems: &NameProblems) -> LinkView {

@@ -58,7 +58,7 @@ mod tests {
             let filter = LinkFilter::new(namespace.map(ToOwned::to_owned), Some(service.to_owned()));
             facts.unread_of_link(&filter.unwrap())
         };
-        let unread = Some("cluster west hasn't been read yet".to_owned());
+        let unread = Some("cluster west isn't read".to_owned());
         for (name, expected) in [
             ("web.shop.west.lb.internal", &unread),
             ("WEB.shop.West.lb.internal.", &unread),

@@ -66,7 +66,7 @@ impl Source {
     #[must_use]
     pub fn unread(&self) -> String {
         match &self.cluster {
-            Some(cluster) => format!("cluster {cluster} hasn't been read yet"),
+            Some(cluster) => format!("cluster {cluster} isn't read"),
             None => format!("the {} objects haven't been read yet", self.kind),
         }
     }

@@ -17,7 +17,8 @@ pub(super) const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_FUTURE: Duration = Duration::from_secs(300);
 /// Minimum pause between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum pause between two writes while links change: a restart may answer what is this much out of date.
+/// Maximum pause between two writes while links change: a restart may answer what is out of date by this pause and two
+/// writes.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Longest pause between two writes while the watches live.
 const MAX_RENEWAL: Duration = Duration::from_secs(600);

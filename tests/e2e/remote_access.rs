@@ -231,7 +231,7 @@ async fn scan_finds_load_balancers_of_remote_clusters() {
     ] {
         let output = run_to_end([&asked[..], &args[3..]].concat());
         let problems = text(&output.stderr);
-        let unknown = format!("no {what} is known: cluster east hasn't been read yet\n");
+        let unknown = format!("no {what} is known: cluster east isn't read\n");
         assert!(output.status.code() == Some(1) && problems.contains(&unknown), "{problems}");
         assert!(problems.contains(away), "{problems}");
     }

@@ -117,7 +117,7 @@ pub fn zones(text: &str) -> Result<Vec<Name>, String> {
         _ if text.contains(',') => "; white space separates zones",
         _ if text.contains(['{', '}']) => "; a brace has to have white space around it",
         _ if !text.is_ascii() => "; a name that isn't ASCII has to be written as in xn--bcher-kva.example",
-        _ if has_path(text) => "; leave the path out: DNS over HTTPS is always served at /dns-query",
+        _ if has_path(text) => "; a zone has no path, and DNS over HTTPS is always served at /dns-query",
         _ => ", or a network such as 10.0.0.0/8",
     };
     let zone = zone(text).ok_or_else(|| format!("{text:?} isn't a zone{hint}"))?;
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn invalid_addresses_are_refused_with_a_hint() {
         let of_path = |zone: &str| {
-            let hint = "leave the path out: DNS over HTTPS is always served at /dns-query";
+            let hint = "a zone has no path, and DNS over HTTPS is always served at /dns-query";
             format!("Corefile:1:1: {zone:?} isn't a zone; {hint}")
         };
         for (text, expected) in [

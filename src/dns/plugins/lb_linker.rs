@@ -276,7 +276,7 @@ impl Plugin for LbLinker {
         let manifests = self.readiness.manifests.load_full().map(|note| note.to_string());
         // The note about the start says how old the links are.
         let of_cluster = if start.is_some() { self.readiness.of_cluster() } else { self.readiness.of_view() };
-        let notes = start.into_iter().chain(self.readiness.of_sources(unlisted)).chain(manifests);
+        let notes = start.into_iter().chain(self.readiness.of_sources(unlisted, |_| true)).chain(manifests);
         let notes: Vec<String> = notes.chain(of_cluster).chain(self.readiness.of_statuses()).collect();
         (!notes.is_empty()).then(|| notes.join("\n"))
     }

@@ -10,7 +10,7 @@
 //! second at most; if there is no answer, it is asked once more after 2 s. Other senders get REFUSED, also with a key.
 //! NOTIFY for another zone gets NOTAUTH, NOTIMP if the zone's block has no *secondary*, or REFUSED if no block has that
 //! zone. Each change is a line of the log, and so is each new reason of a failure (3 lines a minute for each zone). For
-//! alerts, `coredns_dns_responses_total` counts the SERVFAIL answers of this plugin.
+//! alerts, `coredns_dns_responses_total` counts the SERVFAIL answers of the block; their label `plugin` is empty.
 //!
 //! Until the first transfer the zone gets SERVFAIL, with the extended error 14 (Not Ready), and it is tried again after
 //! 250 ms, then ever less often up to every 10 s. When no server has confirmed the zone for `expire` (at least

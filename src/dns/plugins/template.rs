@@ -21,7 +21,7 @@
 //!
 //! - The parts of Go's templates that are described below are supported. Others are rejected by name at the start, and
 //!   so are errors that affect every query: unknown fields, wrong numbers of arguments.
-//! - *cache* keeps no answer with `.Meta`, `.Remote` or `.Message.Id`, which differ between clients.
+//! - *cache* keeps no answer with `.Meta`, `.Remote`, or the ID, AA, TC, RA or AD of `.Message`: clients differ in them.
 //! - Where Go's `printf` writes `%!d(string=x)` because a value doesn't fit its verb, the template fails.
 //! - In regular expressions, `\<` and `\>` match the start and the end of a word.
 //! - Records are in the syntax of zone files, but directives (`$INCLUDE` and others) are failures: a template must not

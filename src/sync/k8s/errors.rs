@@ -362,6 +362,11 @@ impl WatchLog {
     /// Hint of a process that is the cluster's DNS: one folder has all permissions.
     pub const CLUSTER_DNS: &'static str = "deploy/cluster-dns/ grants the permission";
 
+    /// Returns whether failed requests aren't retried, because a command reads the cluster once.
+    pub(crate) fn asks_once(&self) -> bool {
+        self.error_log.asks_once
+    }
+
     /// Returns how a missing permission is granted.
     pub(crate) fn hint(&self) -> &'static str {
         self.hint

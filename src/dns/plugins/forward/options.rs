@@ -92,9 +92,12 @@ pub(super) fn parse(
         return Err(line.missing_argument("a zone, and the upstreams: forward . 192.0.2.1"));
     };
     let Some(first) = to.first() else {
-        let example = match from.text.parse::<IpAddr>() {
-            Ok(address) => format!("a zone before the upstream: forward . {address}"),
-            Err(_) => format!("an upstream after the zone {:?}: forward {} 192.0.2.1", from.text, from.text),
+        let text = &from.text;
+        let address = text.split_once("://").map_or(&**text, |(_, address)| address);
+        let is_upstream = address.parse::<IpAddr>().is_ok() || address.parse::<SocketAddr>().is_ok();
+        let example = match is_upstream {
+            true => format!("a zone before the upstream: forward . {text}"),
+            false => format!("an upstream after the zone {text:?}: forward {text} 192.0.2.1"),
         };
         return Err(from.error(format!("forward needs {example}")));
     };

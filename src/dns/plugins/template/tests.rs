@@ -178,6 +178,7 @@ async fn answers_that_depend_on_the_client_are_not_cached() {
         ("{{ range .Match }}{{ $.Remote }}{{ end }}", false),
         ("{{ (or . 1).Remote }}", false),
         ("{{ .Message.Id }}", false),
+        ("{{ .Message.AuthenticatedData }}", false),
         ("{{ $x := .Message }}{{ $x.Id }}", false),
     ] {
         let lines = format!("match (?P<Id>.*)\nanswer \"{{{{ .Name }}}} 30 IN TXT {text}\"");

@@ -380,6 +380,7 @@ fn failure_note(scope: &Scope, error: &WatchError, is_listed: bool, cluster: Opt
         code => {
             let effect = match is_listed {
                 true => "DNS answers with the names that were read last",
+                false if scope.log.asks_once() => "their names are missing here",
                 false => "names that aren't known get SERVFAIL",
             };
             let remedy = match cluster.filter(|_| code == 401) {

@@ -130,11 +130,17 @@ impl Rules<'_> {
         let is_passing =
             |position: &usize| facts.offered(*position).is_some_and(|target| facts.is_passing(target));
         let choice = self.first_in_order(MoveReason::Announced, is_passing);
-        if choice != Choice::Stay {
+        if matches!(choice, Choice::Move(..)) {
             return choice;
         }
         let max_wait = facts.input.spec.max_wait;
         let is_over = self.history.first().is_none_or(|last| facts.wait_is_over(last.until, max_wait));
+        if choice != Choice::Stay {
+            // The wait for a source before it that comes and goes begins again and again.
+            let is_late = |position: &usize| is_over && facts.is_wait_over(&self.sources[*position]);
+            let late = facts.positions().find(is_passing).filter(is_late);
+            return late.map_or(choice, |position| Choice::Move(position, MoveReason::Announced));
+        }
         let waited = |position: &usize| {
             facts.offered(*position).is_some() && facts.is_wait_over(&self.sources[*position])
         };

@@ -13,6 +13,10 @@ fn invalid_line_is_rejected_with_its_position() {
     for (line, error) in [
         ("forward", "1: forward needs a zone, and the upstreams: forward . 192.0.2.1".to_owned()),
         ("forward 192.0.2.53", "9: forward needs a zone before the upstream: forward . 192.0.2.53".to_owned()),
+        (
+            "forward tls://192.0.2.53:853",
+            "9: forward needs a zone before the upstream: forward . tls://192.0.2.53:853".to_owned(),
+        ),
         ("forward .", "9: forward needs an upstream after the zone \".\": forward . 192.0.2.1".to_owned()),
         ("forward a..b 192.0.2.1", "9: \"a..b\" isn't a zone, or a network such as 10.0.0.0/8".to_owned()),
         (

@@ -29,8 +29,9 @@ impl Secondaries {
         let own = SavedZone::beside(directory, origin, source);
         let others: Vec<SavedZone> = known.iter().filter_map(|zone| zone.place().saved).collect();
         let holder = |place: &SavedZone| others.iter().find(|other| other.path() == place.path());
-        // Of a time before the zone had the usual place.
+        // Of a time before the zone had the usual place, to which it moves.
         if holder(&own).is_none()
+            && holder(&usual).is_none()
             && own.is_outdated_by(&usual)
             && let Err(error) = fs::remove_file(own.path())
         {

@@ -207,10 +207,14 @@ impl Parser<'_> {
                     "the name of a field can't begin with a digit: instead of .{name}, write index .Group \"{name}\""
                 ));
             }
-            self.depends_on_client |= matches!(
-                (kind, name),
-                (Some(ValueKind::Data) | None, "Remote") | (Some(ValueKind::Message) | None, "Id")
-            );
+            // Of the header, `cache` tells questions apart by RD and CD alone.
+            self.depends_on_client |= match name {
+                "Remote" => matches!(kind, Some(ValueKind::Data) | None),
+                "Id" | "Authoritative" | "Truncated" | "RecursionAvailable" | "AuthenticatedData" => {
+                    matches!(kind, Some(ValueKind::Message) | None)
+                }
+                _ => false,
+            };
             kind = kind.map(|kind| kind.field(name)).transpose()?;
             self.at += 1 + name.len();
             fields.push(name.to_owned());

@@ -184,5 +184,5 @@ async fn refused_credentials_name_the_cluster_and_the_remedy() {
     assert!(timeout(Duration::from_secs(5), &mut running).await.is_err());
     let note = "can't list load balancers of cluster west: the API server doesn't accept lb-linker's credentials (401 \
                 Unauthorized); renew those in the kubeconfig of --remote west; names that aren't known get SERVFAIL";
-    assert_eq!(readiness.of_sources(None), [note]);
+    assert_eq!(readiness.of_sources(None, |_| true), [note]);
 }

@@ -762,6 +762,25 @@ fn source_is_passed_over_earlier_if_max_wait_is_shorter() {
 }
 
 #[test]
+fn source_that_comes_and_goes_is_waited_for_once() {
+    let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example")]);
+    let mut announced_at = |second: i64| {
+        let is_refused = second % 40 == 0;
+        harness.offer("seoul").refusal =
+            is_refused.then(|| refusal(RefusalReason::RefNotPermitted)).flatten();
+        harness.now = at(second);
+        harness.pass("b.example");
+        harness.decide();
+        harness.announced()
+    };
+    // seoul is waited for 30 s from each change on, and in all as long as a target is: 300 s.
+    for second in (20..=300).step_by(20) {
+        assert_eq!(announced_at(second), "", "{second}");
+    }
+    assert_eq!(announced_at(340), "busan b.example");
+}
+
+#[test]
 fn first_target_is_announced_unverified_after_the_wait() {
     let mut harness = Harness::new(&[("seoul", ""), ("busan", "b.example"), ("fixed", "c.example")]);
     harness.decide();
