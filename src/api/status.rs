@@ -87,8 +87,8 @@ pub struct SourceStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = MAX_LABEL))]
     pub name: String,
-    /// Pending: it has no target yet, or wasn't checked yet. Healthy or Unhealthy: it passes or fails its checks.
-    /// Refused: it isn't permitted.
+    /// Pending: it has no target yet, or a new one that has passed no check, for maxWaitSeconds at most. Healthy or
+    /// Unhealthy: it passes or fails its checks. Refused: it isn't permitted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>", length(max = MAX_STATE_TEXT))]
     pub state: Option<SourceState>,

@@ -1,11 +1,11 @@
 //! The last known answers about targets, which are served when no upstream answers (RFC 8767).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
 use hickory_proto::rr::RecordType;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::sharded_cache::ShardedCache;
@@ -23,6 +23,9 @@ const AGE_TOLERANCE: Duration = Duration::from_secs(1);
 /// How long an answer isn't replaced by an answer that leads back into a zone of links.
 const BACK_TO_ZONE_HOLD_OFF: Duration = Duration::from_secs(5);
 
+/// How long clients don't wait for look-ups after one has failed (RFC 8767 section 5, the failure recheck timer).
+const RECHECK: Duration = Duration::from_secs(30);
+
 /// The TTL of a stale answer, in seconds (RFC 8767 section 4).
 pub const STALE_TTL: u32 = 30;
 
@@ -37,8 +40,8 @@ pub struct StaleCache(ShardedCache<CachedReply>);
 struct CachedReply {
     reply: Arc<Reply>,
     since: Instant,
-    /// Whether the last look-up has failed; if so, clients don't wait for the next look-up.
-    failing: Arc<AtomicBool>,
+    /// When the last look-up has failed; `None` if it hasn't.
+    failed: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The last good answer for a target.
@@ -46,7 +49,7 @@ struct CachedReply {
 pub struct StaleEntry {
     /// The answer with the TTLs that it was stored with; without DNSSEC records if the query doesn't have DO.
     pub reply: Arc<Reply>,
-    /// Whether the last look-up has failed.
+    /// Whether the last look-up has failed, less than 30 s ago: clients don't wait for the next one.
     pub failing: bool,
 }
 
@@ -84,7 +87,7 @@ impl StaleCache {
         let since = now.checked_sub(reply.age).unwrap_or(now);
         let rests_on = reply.rests_on.as_ref().map_or(0, |rests_on| rests_on.memory_size());
         let weight = size_of::<Reply>() + reply.records.memory_size() + rests_on;
-        let entry = CachedReply { reply: Arc::clone(reply), since, failing: Arc::default() };
+        let entry = CachedReply { reply: Arc::clone(reply), since, failed: Arc::default() };
         self.0.put(key.clone(), entry, weight);
     }
 
@@ -92,7 +95,7 @@ impl StaleCache {
     pub fn set_failing(&self, question: &UpstreamQuery, failing: bool) {
         for variant in question.variants() {
             if let Some(entry) = self.0.get(&variant.key()) {
-                entry.failing.store(failing, Ordering::Relaxed);
+                *entry.failed.lock() = failing.then(Instant::now);
             }
         }
     }
@@ -115,7 +118,7 @@ impl StaleCache {
             Some((entry, variant.dnssec_ok))
         });
         let (entry, has_dnssec) = found.max_by_key(|(entry, _)| entry.since)?;
-        let failing = entry.failing.load(Ordering::Relaxed);
+        let failing = entry.failed.lock().is_some_and(|failed| failed.elapsed() < RECHECK);
         let reply = if has_dnssec && !question.dnssec_ok {
             Arc::new(without_dnssec(&entry.reply))
         } else {
@@ -198,6 +201,9 @@ mod tests {
         stale_cache.remember(&plain.key(), &address(1), true);
         stale_cache.set_failing(&with_do, true);
         assert!(recalled(&stale_cache, &plain).unwrap().1);
+        advance(RECHECK).await;
+        assert!(!recalled(&stale_cache, &plain).unwrap().1, "the servers may answer again");
+        stale_cache.set_failing(&with_do, true);
         stale_cache.set_failing(&with_do, false);
         assert!(!recalled(&stale_cache, &plain).unwrap().1);
         stale_cache.forget(&with_do);

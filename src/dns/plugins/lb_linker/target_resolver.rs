@@ -162,7 +162,7 @@ impl TargetResolver {
     ) -> Option<Option<(IpAddr, LookupResult)>> {
         let last = self.stale_cache.get(question);
         let until = match &last {
-            // The previous look-up failed: serve the stale answer at once unless this look-up has already ended.
+            // The previous look-up failed a moment ago: serve the stale answer at once unless this look-up has already ended.
             Some(StaleEntry { failing: true, .. }) => Instant::now(),
             // With a stale answer available, each client waits only for the rest of the look-up's time limit.
             Some(_) => wanted.deadline.min(Instant::now() + CLIENT_TIMEOUT.saturating_sub(call.age())),
