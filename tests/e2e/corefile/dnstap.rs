@@ -79,6 +79,10 @@ const QUESTIONS: &str = "
     x.dead. A
     end.common.test. A";
 
+/// The names in [`QUESTIONS`] that CoreDNS sends no message of an answer for: there is none, or its server makes it, for a
+/// plugin that has failed.
+const UNTOLD: [&str; 3] = ["x.fail.test.", "x.drop.test.", "x.dead."];
+
 /// The type of a message about an answer to a client.
 const CLIENT_RESPONSE: u8 = 6;
 
@@ -279,25 +283,31 @@ async fn sinks_get_the_messages_that_coredns_sends() {
         let server = Server::start(which, &site).await;
         let listening = Sink::connect(&server, None, &mut tasks).await;
         let encrypted = Sink::connect(&server, Some(&certificates), &mut tasks).await;
-        // CoreDNS adds a sink after its handshake.
+        // CoreDNS adds a sink after its handshake, and writes to a sink that connects without a lock, also after it has
+        // answered: messages of two queries at the same time destroy the stream. The last line of the block has the last
+        // sink that gets a message.
         let started = Cell::new(0);
         let connected = || async {
-            started.set(started.get() + 1);
-            table(&format!("start{}.common.test. A", started.get()))[0].ask(&server).await;
-            let sinks = [&tap, &brief, &listening, &encrypted];
-            sinks.iter().all(|sink| !sink.0.lock().unwrap().is_empty()).then_some(())
+            let (start, lines) = (format!("start{}.", started.get()), listening.lines(&upstreams));
+            let is_told = lines.iter().any(|line| line.contains(&start) && line.contains("CLIENT_RESPONSE"));
+            let is_empty = |sink: &Sink| sink.0.lock().unwrap().is_empty();
+            if is_told && !is_empty(&tap) && !is_empty(&brief) && !is_empty(&encrypted) {
+                return Some(());
+            }
+            if is_told || lines.is_empty() {
+                started.set(started.get() + 1);
+                table(&format!("start{}.common.test. A", started.get()))[0].ask(&server).await;
+            }
+            None
         };
         eventually("the first messages", connected).await;
-        // CoreDNS writes to the sinks that connect without a lock, and after it has answered: messages of two queries at
-        // the same time destroy the stream. The sink of the last line in the block is the last one to get a message.
-        let start = format!("start{}.common.test", started.get());
-        let is_answer = |line: &String| line.contains(&start) && line.contains("CLIENT_RESPONSE");
-        let settled = || async { listening.lines(&upstreams).iter().any(is_answer).then_some(()) };
-        eventually("the answer before the questions", settled).await;
         for question in table(QUESTIONS) {
             let before = listening.answers();
             question.ask(&server).await;
-            let told = || async { (question.silent || listening.answers() > before).then_some(()) };
+            if UNTOLD.iter().any(|name| question.text.starts_with(name)) {
+                continue;
+            }
+            let told = || async { (listening.answers() > before).then_some(()) };
             eventually(&format!("the message of the answer to {}", question.text), told).await;
         }
         let mut shown = Vec::new();
