@@ -614,6 +614,64 @@ async fn target_stays_when_the_status_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blank_status_is_told_before_and_after_a_restart() {
+    let shop = Shop::open(&[]).await;
+    for (service, host) in [("web", "a.example.com"), ("plain", "b.example.com")] {
+        shop.load_balancer("shop", service, host).await;
+    }
+    let unmanaged = json!({"metadata": {"annotations": {"linker.hsj.com/managed": "false"}}});
+    shop.cluster.patch_service("shop", "plain", unmanaged).await;
+    let mut linker = shop.linker(&[]).await;
+    let names = [
+        ("web", "web", "a.example.com"),
+        ("far", "web", "a.example.com"),
+        ("next", "plain", "b.example.com"),
+    ];
+    for (name, service, host) in names {
+        let sources = json!([{"name": "seoul", "service": {"name": service}}]);
+        shop.create(name, json!({"sources": sources, "check": shortest_check()})).await;
+        shop.wait_until_announced(name, host).await;
+        shop.all_sources_are_healthy(name).await;
+    }
+    for service in ["web", "plain"] {
+        shop.cluster.set_ingress("shop", service, &[]).await;
+    }
+    let why = "TargetKept: seoul: the status of its Service is blank, and its last target counts";
+    let mut known = Vec::new();
+    for marker in ["before", "after"] {
+        for (name, ..) in names {
+            assert_eq!(shop.condition(name, "Degraded", "True").await, "TargetKept");
+            assert_eq!(shop.condition(name, "Ready", "True").await, "TargetVerified");
+        }
+        // The leader of this process has decided.
+        shop.create(marker, json!({"sources": [{"name": "fixed", "hostname": "c.example.com"}]})).await;
+        shop.wait_until_announced(marker, "c.example.com").await;
+        let admin = linker.admin().await.to_string();
+        let told = || async {
+            let args = ["links", "-n", "shop", "-o", "wide"];
+            let output = run_to_end_with(&[("LB_LINKER_ADMIN_LISTEN", &*admin)], args);
+            let table = String::from_utf8(output.stdout).unwrap();
+            let rows = table.lines().filter(|line| line.contains(" Degraded ") && line.ends_with(why));
+            (rows.count() == names.len()).then_some(())
+        };
+        eventually("links tells each blank status", told).await;
+        let mut statuses = Vec::new();
+        for (name, _, host) in names {
+            answers(linker.dns, &format!("{name}.shop.lb.internal. CNAME"), &format!("{host}.")).await;
+            let StableNameStatus { target, sources, conditions, .. } = shop.status(name).await;
+            statuses.push(json!([target, sources, conditions]));
+        }
+        if marker == "before" {
+            linker.stop();
+            linker = shop.linker(&[]).await;
+            known = statuses;
+        } else {
+            assert_eq!(statuses, known);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn target_stays_if_only_stable_names_stay_forbidden() {
     let shop = Shop::open(&[]).await;
     shop.load_balancer("shop", "web", "a.example.com").await;

@@ -9,7 +9,7 @@ use crate::api::stable_name::Source;
 use crate::model::clusters;
 use crate::model::hostname::Hostname;
 use crate::model::hostname_policy::HostnamePolicy;
-use crate::model::link::{Annotations, Link, Port, Target};
+use crate::model::link::{Annotations, Link, LinkState, Port, Target};
 use crate::model::service_key::ServiceKey;
 use crate::model::target_policy::Denied;
 use crate::model::uid::Uid;
@@ -40,6 +40,8 @@ pub(super) struct SourceService {
     key: ServiceKey,
     pub(super) uid: Uid,
     target: Option<Target>,
+    /// Whether the status of the Service is blank, and `target` is the last one.
+    is_blank: bool,
     /// Whether the status of the Service names a target that isn't allowed.
     is_refused: bool,
     pub(super) ports: Arc<[Port]>,
@@ -53,6 +55,7 @@ impl SourceService {
             key: link.key.clone(),
             uid: link.uid.clone(),
             target: link.target.clone(),
+            is_blank: link.state == LinkState::Stale && !link.refused,
             is_refused: link.refused,
             ports: Arc::clone(&link.ports),
             annotations: link.annotations.clone(),
@@ -76,6 +79,7 @@ impl Sources<'_> {
                 key: key.clone(),
                 uid: service.uid.clone(),
                 target: service.ingress.clone().choose(announced),
+                is_blank: false,
                 is_refused: service.refused,
                 ports: Arc::clone(&service.ports),
                 annotations: service.annotations.clone(),
@@ -176,7 +180,15 @@ impl Sources<'_> {
         let allowed = service.target.as_ref().map(|target| self.check(target, namespace)).transpose();
         let refusal = match allowed {
             Ok(_) if service.is_refused => "its status names a target that isn't allowed".to_owned(),
-            Ok(_) => return Offer { uid, target: service.target, refusal: None, is_live_link, unread },
+            Ok(_) => {
+                // Only a link has a memory of the last target, and not behind a StableName after a restart.
+                let is_last =
+                    |it: &&AnnouncedTarget| service.target.is_none() && it.uid == uid && !uid.is_empty();
+                let last = announced.filter(is_last).map(|it| it.target.clone());
+                let is_blank = service.is_blank || last.is_some();
+                let target = service.target.or(last);
+                return Offer { uid, target, refusal: None, is_live_link, is_blank, unread };
+            }
             Err(why) => why,
         };
         Offer { uid, target: service.target, ..refused(RefusalReason::TargetRefused, refusal) }
@@ -440,6 +452,58 @@ mod tests {
         assert_eq!(offer("east", Reading::Refused), unlisted(unknown));
         let own = "cluster home is the one of the StableName: leave out the field cluster";
         assert_eq!(offer("home", Reading::Refused), unlisted(own));
+    }
+
+    #[test]
+    fn blank_service_offers_its_last_target_also_without_a_link() {
+        let name = |text| Hostname::from(&Name::from_ascii(text).unwrap());
+        let announced = |uid: &str| AnnouncedTarget {
+            source: "seoul".to_owned(),
+            target: Target::Hostname(name("a.example.")),
+            uid: uid.into(),
+            since: jiff::Timestamp::UNIX_EPOCH,
+            verified: true,
+        };
+        let policy = HostnamePolicy::default();
+        let offer = |statuses: &[serde_json::Value], is_selected, announced: Option<AnnouncedTarget>| {
+            let (store, unselected) = (Store::new(OnGone::Kept), UnselectedServices::default());
+            for ingress in statuses {
+                let service = json!({"metadata": {"namespace": "shop", "name": "web", "uid": "u"},
+                    "spec": {"type": "LoadBalancer"}, "status": {"loadBalancer": {"ingress": ingress}}});
+                let service: Service = serde_json::from_value(service).unwrap();
+                let observed = service.observe(&policy, &store).0;
+                if is_selected {
+                    store.apply(observed);
+                } else {
+                    unselected.insert(observed);
+                }
+            }
+            let sources = Sources {
+                store: &store,
+                policy: &policy,
+                selection: &Selection::default(),
+                unselected: &unselected,
+                tcp_check_namespaces: &BTreeSet::new(),
+            };
+            let object = json!({
+                "apiVersion": "linker.hsj.com/v1alpha1", "kind": "StableName",
+                "metadata": {"namespace": "shop", "name": "far"},
+                "spec": {"sources": [{"name": "seoul", "service": {"name": "web"}}]},
+            });
+            let object = ObservedStableName::new(serde_json::from_value(object).unwrap());
+            let offer = sources.offers(&object, announced.as_ref(), |_| Reading::Permitted).remove(0);
+            (offer.target.map(|target| target.to_string()), offer.is_blank)
+        };
+        let (full, blank) = (json!([{"hostname": "a.example"}]), json!([]));
+        let last = (Some("a.example".to_owned()), true);
+        assert_eq!(offer(&[full.clone()], true, None), (last.0.clone(), false));
+        assert_eq!(offer(&[full, blank.clone()], true, None), last, "the link has it");
+        for is_selected in [true, false] {
+            let offer = |announced| offer(&[blank.clone()], is_selected, announced);
+            assert_eq!(offer(Some(announced("u"))), last, "the status has it");
+            assert_eq!(offer(Some(announced("another"))), (None, false));
+            assert_eq!(offer(None), (None, false));
+        }
     }
 
     #[test]

@@ -145,7 +145,10 @@ pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
     let mut told: Vec<&StoredCondition> = Vec::new();
     for condition in [held, ready, degraded, find("Accepted", "False"), late()].into_iter().flatten() {
         let StoredCondition { reason, message, .. } = condition;
-        let is_part = |told: &StoredCondition| !message.is_empty() && told.message.contains(message.as_str());
+        // Accepted names sources as `Refusal::of_source` does, the other conditions without that word.
+        let parts = || message.strip_prefix("source ").unwrap_or(message).split("; source ");
+        let is_part =
+            |told: &StoredCondition| !message.is_empty() && parts().all(|part| told.message.contains(part));
         if !told.iter().any(|told| told.reason == *reason || is_part(told)) {
             told.push(condition);
         }

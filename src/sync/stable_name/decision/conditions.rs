@@ -190,6 +190,17 @@ impl StatusBuilder<'_> {
     }
 
     fn degraded(&self, resolved: &Finding) -> Finding {
+        let found = self.degraded_without_blanks(resolved);
+        let Some(blank) = self.blank_sources() else { return found };
+        match &*found.1 {
+            "AsSpecified" => finding(true, "TargetKept", blank),
+            // The message of Ready tells it, and a note about a pin stays the end of this one.
+            "NoTarget" | "TargetUnhealthy" | "Unverified" | MASS_FAILURE => found,
+            _ => (found.0, found.1, format!("{}; {blank}", found.2)),
+        }
+    }
+
+    fn degraded_without_blanks(&self, resolved: &Finding) -> Finding {
         let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
         if self.is_failover_held {
             let held = "the failover is held, because too many StableNames would fail over";
@@ -247,6 +258,14 @@ impl StatusBuilder<'_> {
         unread.reduce(|all, next| format!("{all}; {next}"))
     }
 
+    /// Returns which sources offer their last target, because the status of their Services is blank.
+    fn blank_sources(&self) -> Option<String> {
+        let blank = self.facts.positions().filter(|position| self.facts.input.offers[*position].is_blank);
+        let why = "the status of its Service is blank, and its last target counts";
+        let blank = blank.map(|position| of_source(self.facts.name(position), why));
+        blank.reduce(|all, next| format!("{all}; {next}"))
+    }
+
     /// Returns why a source is refused: without a refusal of its own, the target policy denies its target.
     fn refusal_reason(&self, source: &str) -> RefusalReason {
         let offer = self.facts.position_of(source).and_then(|position| self.facts.input.offers.get(position));
@@ -260,19 +279,19 @@ impl StatusBuilder<'_> {
         let Some(current) = self.current.filter(|_| self.facts.input.refusal.is_none()) else {
             return match accepted.0 {
                 ConditionStatus::False => accepted.clone(),
-                _ => finding(false, "NoTarget", self.summary()),
+                _ => finding(false, "NoTarget", self.summary(resolved)),
             };
         };
         if resolved.0 == ConditionStatus::False {
-            finding(false, "TargetUnhealthy", self.with_pin_note(self.summary(), current))
+            finding(false, "TargetUnhealthy", self.with_pin_note(self.summary(resolved), current))
         } else if !current.verified {
-            finding(false, "Unverified", self.summary())
+            finding(false, "Unverified", self.summary(resolved))
         } else if !self.facts.input.is_written {
             let message = "the external target doesn't exist yet or doesn't point at the target";
             let why = self.facts.input.write_failure.map(|why| format!(": {why}")).unwrap_or_default();
             finding(false, NO_EXTERNAL_TARGET, format!("{message}{why}"))
         } else {
-            finding(true, "TargetVerified", self.summary())
+            finding(true, "TargetVerified", self.summary(resolved))
         }
     }
 
@@ -294,16 +313,31 @@ impl StatusBuilder<'_> {
     }
 
     /// Returns the source in use, and what is wrong with each source.
-    fn summary(&self) -> String {
+    fn summary(&self, resolved: &Finding) -> String {
         let mut text = match self.current {
             Some(current) => format!("leads to {}", self.in_use(current, "")),
             None => "no target is announced".to_owned(),
         };
-        for source in self.sources.iter().filter(|source| source.state != SourceState::Healthy) {
-            text.push_str("; ");
-            text.push_str(&of_source(&source.name, &source.message));
+        // The message of the source in use may be about another target, or about none.
+        let is_offered = |current: &AnnouncedTarget| {
+            let position = self.facts.position_of(&current.source);
+            position.is_some_and(|position| self.facts.is_offered(position, &current.target))
+        };
+        if resolved.0 == ConditionStatus::False && !self.current.is_none_or(is_offered) {
+            text.push_str(&format!(", which fails: {}", resolved.2));
         }
-        text
+        let new = self.new_target();
+        for (position, source) in self.sources.iter().enumerate() {
+            if source.state == SourceState::Healthy {
+                continue;
+            }
+            let about = new.filter(|(of, _)| *of == position);
+            let about = about.map(|(_, target)| format!("new target {target}: ")).unwrap_or_default();
+            text.push_str("; ");
+            text.push_str(&of_source(&source.name, &format!("{about}{}", source.message)));
+        }
+        let blank = self.blank_sources().map(|blank| format!("; {blank}"));
+        text + &blank.unwrap_or_default()
     }
 }
 

@@ -72,13 +72,16 @@ pub struct Offer {
     /// The uid of the Service; empty for fixed targets, and without a permitted Service. While the Service can't be
     /// listed, that of the announced target.
     pub uid: Uid,
-    /// The target; `None` while the load balancer is pending, and without a permitted Service.
+    /// The target; `None` while the load balancer is pending, and without a permitted Service. A target that was announced
+    /// stays while the status of its Service is blank.
     pub target: Option<Target>,
     /// Why the source can't be used.
     pub refusal: Option<Refusal>,
     /// Whether the source is the Service with the name of the StableName, and its own link is still in place: DNS
     /// answers with this target already.
     pub is_live_link: bool,
+    /// Whether the status of the Service is blank, and `target` is the last one.
+    pub is_blank: bool,
     /// Why changes of the Service aren't seen at present, if they aren't.
     pub unread: Option<String>,
 }

@@ -384,6 +384,10 @@ fn each_condition_that_says_something_else_is_a_problem() {
     let unhealthy = ("Ready", "False", "TargetUnhealthy", "leads to busan; seoul: NXDOMAIN");
     let no_external_target = ("Ready", "False", "NoExternalTarget", "it doesn't exist yet");
     let not_accepted = ("Accepted", "False", "RefNotPermitted", "seoul: NXDOMAIN");
+    let standby =
+        ("Degraded", "True", "StandbyUnhealthy", "busan: no Service; fixed: denied; west: no Service");
+    let refused =
+        ("Accepted", "False", "RefNotPermitted", "source busan: no Service; source west: no Service");
     let late = ("Resolved", "Unknown", CHECK_LATE, "no check has passed");
     let held = ("Degraded", "True", MASS_FAILURE, "the failover is held: busan");
     for (conditions, expected) in [
@@ -396,6 +400,17 @@ fn each_condition_that_says_something_else_is_a_problem() {
             ),
         ),
         (vec![failed_over, not_accepted], Some("FailedOver: leads to busan instead of seoul: NXDOMAIN")),
+        (
+            vec![standby, refused],
+            Some("StandbyUnhealthy: busan: no Service; fixed: denied; west: no Service"),
+        ),
+        (
+            vec![failed_over, refused],
+            Some(
+                "FailedOver: leads to busan instead of seoul: NXDOMAIN; \
+                 RefNotPermitted: source busan: no Service; source west: no Service",
+            ),
+        ),
         (
             vec![unhealthy, ("Degraded", "True", "TargetUnhealthy", "busan")],
             Some("TargetUnhealthy: leads to busan; seoul: NXDOMAIN"),

@@ -517,6 +517,45 @@ fn target_of_a_living_service_is_not_withdrawn() {
 }
 
 #[test]
+fn blank_status_is_told_beside_the_failure_of_the_target() {
+    let message_of = |harness: &Harness, kind| harness.status.condition(kind).unwrap().message.clone();
+    for source in ["seoul", "busan"] {
+        let mut harness = Harness::settled(&SOURCES[..2]);
+        harness.offer(source).is_blank = true;
+        harness.decide_at(10);
+        let blank = format!("{source}: the status of its Service is blank, and its last target counts");
+        assert_eq!(harness.condition(Degraded), (True, "TargetKept"));
+        assert_eq!(message_of(&harness, Degraded), blank);
+        assert_eq!(harness.condition(Ready), (True, "TargetVerified"));
+        assert_eq!(message_of(&harness, Ready), format!("leads to seoul; {blank}"));
+        harness.offer("busan").unread = Some("not listed".to_owned());
+        harness.decide_at(20);
+        assert_eq!(harness.condition(Degraded), (True, "Forbidden"));
+        assert_eq!(message_of(&harness, Degraded), format!("busan: not listed; {blank}"));
+        harness.fail_thrice("b.example");
+        harness.fail_thrice("a.example");
+        harness.decide_at(30);
+        assert_eq!(harness.condition(Ready), (False, "TargetUnhealthy"));
+        let ready = format!("leads to seoul; seoul: NXDOMAIN; busan: NXDOMAIN; {blank}");
+        assert_eq!(message_of(&harness, Ready), ready);
+        *harness.offer(source) = offer(source, "new.example");
+        harness.decide_at(40);
+        assert!(!message_of(&harness, Ready).contains("blank"));
+    }
+}
+
+#[test]
+fn message_in_a_cutover_names_the_target_that_fails() {
+    let mut harness = cutover();
+    let ready = |harness: &Harness| harness.status.condition(Ready).unwrap().message.clone();
+    let waits = "seoul: new target new.example: not checked yet";
+    assert_eq!(ready(&harness), format!("leads to seoul; {waits}"));
+    harness.fail_thrice("a.example");
+    harness.decide_at(20);
+    assert_eq!(ready(&harness), format!("leads to seoul, which fails: NXDOMAIN; {waits}"));
+}
+
+#[test]
 fn same_target_of_a_recreated_service_is_announced_anew() {
     let mut harness = Harness::settled(&SOURCES[..1]);
     harness.offer("seoul").uid = "another uid".into();
