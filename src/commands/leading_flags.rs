@@ -19,7 +19,8 @@ fn position_of_subcommand(command: &Command, arguments: &[OsString]) -> Option<u
     loop {
         let argument = arguments.get(at)?.to_str()?;
         if !argument.starts_with('-') {
-            return command.find_subcommand(argument).map(|_| at);
+            // An unknown one, too: the error is about the subcommand then, not about the flags.
+            return Some(at);
         }
         at += if needs_next(command, argument)? { 2 } else { 1 };
     }
@@ -74,6 +75,7 @@ mod tests {
             ("lb-linker -n shop -A links -o wide", "lb-linker links -n shop -A -o wide"),
             ("lb-linker -nshop links", "lb-linker links -nshop"),
             ("lb-linker --cluster check", "lb-linker check --cluster"),
+            ("lb-linker --zone a unknown", "lb-linker unknown --zone a"),
         ] {
             assert_eq!(moved(given), expected, "{given}");
         }
@@ -87,7 +89,6 @@ mod tests {
             "lb-linker --zone check --prune",
             "lb-linker --help links",
             "lb-linker --unknown links",
-            "lb-linker --zone a unknown",
             "lb-linker links --kubeconfig f",
             "lb-linker -- links",
         ] {

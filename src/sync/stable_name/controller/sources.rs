@@ -336,6 +336,8 @@ fn fixed_target(source: &Source) -> Option<Target> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use hickory_proto::rr::Name;
     use serde_json::json;
 
@@ -496,10 +498,10 @@ mod tests {
         };
         let (full, blank) = (json!([{"hostname": "a.example"}]), json!([]));
         let last = (Some("a.example".to_owned()), true);
-        assert_eq!(offer(&[full.clone()], true, None), (last.0.clone(), false));
+        assert_eq!(offer(from_ref(&full), true, None), (last.0.clone(), false));
         assert_eq!(offer(&[full, blank.clone()], true, None), last, "the link has it");
         for is_selected in [true, false] {
-            let offer = |announced| offer(&[blank.clone()], is_selected, announced);
+            let offer = |announced| offer(from_ref(&blank), is_selected, announced);
             assert_eq!(offer(Some(announced("u"))), last, "the status has it");
             assert_eq!(offer(Some(announced("another"))), (None, false));
             assert_eq!(offer(None), (None, false));

@@ -43,8 +43,8 @@ pub(super) fn next_move(history: &[FormerTarget], reason: MoveReason) -> NextMov
     let follows_failover = |last: &&FormerTarget| last.reason == over && reason == MoveReason::FailedOver;
     let after_last = last.filter(|last| !follows_failover(last));
     let limits = [
-        (after_last, MOVE_INTERVAL, "there is at most one move a minute"),
-        (second_last, TWO_MOVES_INTERVAL, "there are at most two moves in two minutes"),
+        (after_last, MOVE_INTERVAL, "moves there and back are at least a minute apart"),
+        (second_last, TWO_MOVES_INTERVAL, "at most two automatic moves are made in two minutes"),
     ];
     let next = |(former, wait, limit): (Option<&FormerTarget>, _, _)| {
         Some(NextMove { at: end_of_wait(former?.until, wait), limit })
@@ -88,8 +88,8 @@ mod tests {
     fn automatic_moves_keep_their_minimum_intervals() {
         let (over, back) = (MoveReason::FailedOver, MoveReason::FailedBack);
         let none = (Timestamp::MIN, "");
-        let one = |second| (at(second), "there is at most one move a minute");
-        let two = |second| (at(second), "there are at most two moves in two minutes");
+        let one = |second| (at(second), "moves there and back are at least a minute apart");
+        let two = |second| (at(second), "at most two automatic moves are made in two minutes");
         for (moves, next_over, next_back) in [
             (vec![], none, none),
             (vec![(0, over)], none, one(61)),

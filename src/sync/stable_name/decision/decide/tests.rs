@@ -449,8 +449,9 @@ fn target_stays_while_the_move_to_a_ready_standby_waits() {
     assert_eq!(decision.again, Some(at(90 + 35)), "the end of the standby's pass");
     let until = next_move(&harness.status.history, MoveReason::FailedOver).at;
     assert!(until > at(90) && harness.condition(Progressing) == (True, "FailoverHeld"));
-    let expected =
-        format!("waits until {until} for the failover to busan: there is at most one move a minute");
+    let expected = format!(
+        "waits until {until} for the failover to busan: moves there and back are at least a minute apart"
+    );
     assert_eq!(progress(&harness), expected);
 }
 
@@ -982,8 +983,9 @@ fn failback_that_waits_for_the_next_minute_says_so() {
         harness.decide();
     }
     let until = next_move(&harness.status.history, MoveReason::FailedBack).at;
-    let expected =
-        format!("waits until {until} for the failback to seoul: there is at most one move a minute");
+    let expected = format!(
+        "waits until {until} for the failback to seoul: moves there and back are at least a minute apart"
+    );
     assert_eq!(progress(&harness), expected);
     harness.spec.failback = Failback::Manual;
     harness.decide();
