@@ -194,7 +194,7 @@ impl LinkFacts {
             reasons.replace(Cause::LeftOut, of_flag.to_string());
         }
         if let Some(unselected) = self.unselected.get(&link.key)
-            && unselected.uid == link.uid
+            && unselected.observed.uid == link.uid
         {
             reasons.replace(Cause::Gone, "the Service exists, and isn't selected any more");
         }

@@ -92,7 +92,8 @@ pub(crate) fn log_first_list(store: &Store, link_reporter: &LinkReporter, change
         }
     }
     let links = store.links();
-    let present = links.iter().filter(|link| !link.is_gone() && !link.is_left_out()).count();
+    let services = links.iter().filter_map(|link| link.service_link());
+    let present = services.filter(|service| !service.is_gone() && !service.is_left_out()).count();
     info!("ready: load balancers: {present}");
 }
 

@@ -41,8 +41,8 @@ pub enum ObjectEvent {
     Rewound(ObjectKind),
     /// A complete list of the objects of a kind.
     Listed(ObjectKind, Vec<ObservedObject>),
-    /// The objects of some kind can't be read at present; the reason has been logged.
-    Unseen,
+    /// The objects of some kind can't be read at present, for this HTTP code; the reason has been logged.
+    Unseen(u16),
     /// An object was added or modified.
     Applied(Object),
     /// An object was deleted.
@@ -241,9 +241,10 @@ fn namespace_events<K: Resource<DynamicType = ()> + Into<Object>>(
     events.filter_map(move |event| {
         // The reconciler waits until a temporary failure is over, but not for missing credentials, a permission or a
         // namespace.
-        let unseen = event.as_ref().is_err_and(|error| matches!(error.code(), 401 | 403 | 404));
+        let code = event.as_ref().err().map(|error| error.code());
+        let unseen = code.filter(|code| matches!(code, 401 | 403 | 404)).map(ObjectEvent::Unseen);
         let Some(event) = watch_log.log_failure(event) else {
-            return std::future::ready(unseen.then_some(ObjectEvent::Unseen));
+            return std::future::ready(unseen);
         };
         std::future::ready(match event {
             Event::ListBegins => {

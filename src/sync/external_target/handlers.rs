@@ -43,8 +43,9 @@ impl Reconciler {
                 self.context.rewinds.record_restore(&format!("{kind}s in the target namespace"));
             }
             ObjectEvent::Listed(kind, list) => self.on_list(kind, list),
-            ObjectEvent::Unseen => {
-                self.is_list_refused = true;
+            ObjectEvent::Unseen(code) => {
+                // 401 says nothing about the namespace, and is shown for all requests together.
+                self.is_list_refused |= code != 401;
                 self.context.store.set_known(Input::ExternalTargets);
                 if self.context.policy.sync == SyncMode::Off {
                     // With `--sync off` nothing is written: don't wait for objects that can't be read.

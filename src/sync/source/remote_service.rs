@@ -120,7 +120,7 @@ impl NameSource for RemoteServices {
     }
 
     fn uid(&self, id: &ObjectId, _: &NameState) -> Option<Uid> {
-        Some(self.known.get(&id.key)?.uid.clone())
+        Some(self.known.get(&id.key)?.observed.uid.clone())
     }
 
     fn has_dependent(&self) -> bool {

@@ -7,16 +7,24 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
-use crate::model::link::ObservedService;
+use crate::model::link::{Ingress, ObservedService};
 use crate::model::service_key::ServiceKey;
 use crate::model::uid::Uid;
 
 /// Capacity of the feed of changed Services. A subscriber that falls behind has to look at all Services.
 const FEED_CAPACITY: usize = 1024;
 
+/// A load balancer without a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnselectedService {
+    pub observed: ObservedService,
+    /// Whether the status of the Service is blank: `observed` keeps the last targets then, as links do.
+    pub is_blank: bool,
+}
+
 #[derive(Debug)]
 pub struct UnselectedServices {
-    services: Mutex<HashMap<ServiceKey, Arc<ObservedService>>>,
+    services: Mutex<HashMap<ServiceKey, Arc<UnselectedService>>>,
     feed: broadcast::Sender<ServiceKey>,
 }
 
@@ -28,21 +36,24 @@ impl Default for UnselectedServices {
 
 impl UnselectedServices {
     #[must_use]
-    pub fn get(&self, key: &ServiceKey) -> Option<Arc<ObservedService>> {
+    pub fn get(&self, key: &ServiceKey) -> Option<Arc<UnselectedService>> {
         self.services.lock().get(key).cloned()
     }
 
-    /// Returns the Service with this uid.
+    /// Returns the key of the Service with this uid.
     #[must_use]
-    pub fn with_uid(&self, uid: &Uid) -> Option<Arc<ObservedService>> {
-        self.services.lock().values().find(|service| service.uid == *uid).cloned()
+    pub fn key_of(&self, uid: &Uid) -> Option<ServiceKey> {
+        let services = self.services.lock();
+        services.iter().find(|(_, service)| service.observed.uid == *uid).map(|(key, _)| key.clone())
     }
 
     /// Returns the uids of the Services for whose keys `of_key` has a value, with that value.
     #[must_use]
     pub fn uids_with<T>(&self, of_key: impl Fn(&ServiceKey) -> Option<T>) -> Vec<(Uid, T)> {
         let services = self.services.lock();
-        services.values().filter_map(|service| Some((service.uid.clone(), of_key(&service.key)?))).collect()
+        let of_service =
+            |(key, service): (_, &Arc<UnselectedService>)| Some((service.observed.uid.clone(), of_key(key)?));
+        services.iter().filter_map(of_service).collect()
     }
 
     /// Subscribes to the keys of the Services that have changed.
@@ -52,9 +63,8 @@ impl UnselectedServices {
     }
 
     pub(crate) fn insert(&self, service: ObservedService) {
-        let (key, service) = (service.key.clone(), Arc::new(service));
-        let before = self.services.lock().insert(key.clone(), Arc::clone(&service));
-        if before != Some(service) {
+        let key = service.key.clone();
+        if insert(&mut self.services.lock(), service) {
             self.changed(&key);
         }
     }
@@ -76,7 +86,7 @@ impl UnselectedServices {
     /// name.
     pub(super) fn deleted(&self, key: &ServiceKey, uid: &str) {
         let mut services = self.services.lock();
-        if services.get(key).is_some_and(|service| service.uid == *uid) {
+        if services.get(key).is_some_and(|service| service.observed.uid == *uid) {
             services.remove(key);
             drop(services);
             self.changed(key);
@@ -106,19 +116,17 @@ impl UnselectedServices {
     ) {
         let mut services = self.services.lock();
         let stays = |key: &ServiceKey| kept.contains(key) || !is_within(key, namespace);
-        let mut former = std::mem::take(&mut *services);
+        let mut former: HashSet<ServiceKey> = services.keys().cloned().collect();
         for service in list {
-            if former.remove(&service.key).as_deref() != Some(&service) {
-                self.changed(&service.key);
-            }
-            services.insert(service.key.clone(), Arc::new(service));
-        }
-        for (key, service) in former {
-            if stays(&key) {
-                services.insert(key, service);
-            } else {
+            let key = service.key.clone();
+            former.remove(&key);
+            if insert(&mut services, service) {
                 self.changed(&key);
             }
+        }
+        for key in former.into_iter().filter(|key| !stays(key)) {
+            services.remove(&key);
+            self.changed(&key);
         }
     }
 
@@ -127,6 +135,25 @@ impl UnselectedServices {
         // The send fails if there are no subscribers, which is fine.
         let _ = self.feed.send(key.clone());
     }
+}
+
+/// Returns whether the Service has changed.
+fn insert(services: &mut HashMap<ServiceKey, Arc<UnselectedService>>, observed: ObservedService) -> bool {
+    let key = observed.key.clone();
+    let (former, mut service) = (services.get(&key), UnselectedService { observed, is_blank: false });
+    let has_none = |ingress: &Ingress| ingress.hostnames.is_empty() && ingress.addresses.is_empty();
+    if let Some(former) = former
+        && former.observed.uid == service.observed.uid
+        && has_none(&service.observed.ingress)
+        && !service.observed.refused
+        && !has_none(&former.observed.ingress)
+    {
+        service.observed.ingress = former.observed.ingress.clone();
+        service.is_blank = true;
+    }
+    let is_changed = former.is_none_or(|former| **former != service);
+    services.insert(key, Arc::new(service));
+    is_changed
 }
 
 /// Returns whether a list of a namespace (`None`: of all namespaces) of the home cluster may have a Service.
@@ -153,6 +180,34 @@ mod tests {
         unselected.replace(None, Vec::new(), &HashSet::new());
         assert!(unselected.get(&ServiceKey::new("default", "web")).is_none());
         assert!(unselected.get(&remote).is_some());
+    }
+
+    #[test]
+    fn blank_status_keeps_the_targets_of_the_same_service() {
+        let unselected = UnselectedServices::default();
+        let ingress = Ingress { addresses: vec!["192.0.2.1".parse().unwrap()], ..Ingress::default() };
+        let full = ObservedService { ingress, ..observed("web") };
+        let blank = || ObservedService { ingress: Ingress::default(), ..full.clone() };
+        let known = || {
+            let service = unselected.get(&full.key).unwrap();
+            (service.observed.ingress == full.ingress, service.is_blank)
+        };
+        unselected.insert(full.clone());
+        let mut changed = unselected.subscribe();
+        for _ in 0..2 {
+            unselected.insert(blank());
+            assert_eq!(known(), (true, true));
+        }
+        unselected.replace(None, vec![blank()], &HashSet::new());
+        assert_eq!(known(), (true, true));
+        assert_eq!((changed.try_recv().as_ref(), changed.try_recv().is_err()), (Ok(&full.key), true));
+        unselected.insert(full.clone());
+        assert_eq!(known(), (true, false));
+        unselected.insert(ObservedService { refused: true, ..blank() });
+        assert_eq!(known(), (false, false));
+        unselected.insert(full.clone());
+        unselected.insert(ObservedService { uid: "another".into(), ..blank() });
+        assert_eq!(known(), (false, false));
     }
 
     #[test]

@@ -133,8 +133,13 @@ impl AnnotatedService {
             return Decision::Leave;
         }
         if !self.is_allowed(&link.annotations) {
+            let is_alone = link.overridden.as_ref().is_some_and(|led| led.service_link.is_none());
+            let list = match is_alone {
+                true => "StableName's field spec.allowFrom",
+                false => "annotation linker.hsj.com/allow-from",
+            };
             return Decision::Refuse(format!(
-                "it may not follow {}, whose annotation linker.hsj.com/allow-from doesn't list namespace {}",
+                "it may not follow {}, whose {list} doesn't list namespace {}",
                 self.source,
                 self.key.namespace()
             ));

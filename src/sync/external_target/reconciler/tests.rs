@@ -835,7 +835,7 @@ async fn targets_of_stable_names_that_are_read_late_are_answered() {
     reconciler.context.store.set_known(Input::StableNames);
     reconciler.context.overrides_listed =
         watch::Sender::new(CompletedLists::new(&BTreeSet::new(), None)).subscribe();
-    reconciler.on_object_event(ObjectEvent::Unseen);
+    reconciler.on_object_event(ObjectEvent::Unseen(403));
     assert!(reconciler.is_listed(), "nothing waits for them");
     for (kind, list) in
         [(ObjectKind::Service, vec![ObservedObject::of(&object)]), (ObjectKind::EndpointSlice, vec![])]
@@ -942,7 +942,9 @@ async fn refused_writes_are_noted_with_fitting_advice() {
         let head = "external targets can't be written to namespace external-targets now: ";
         note.map(|note| note.strip_prefix(head).unwrap().to_owned())
     };
-    reconciler.on_object_event(ObjectEvent::Unseen);
+    reconciler.on_object_event(ObjectEvent::Unseen(401));
+    assert_eq!(note(&mut reconciler), None, "the namespace may well exist");
+    reconciler.on_object_event(ObjectEvent::Unseen(403));
     assert_eq!(note(&mut reconciler).as_deref(), Some(NAMESPACE_HINT), "the namespace may be missing");
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::Service, Vec::new()));
     reconciler.on_object_event(ObjectEvent::Listed(ObjectKind::EndpointSlice, Vec::new()));

@@ -19,7 +19,7 @@ use crate::sync::k8s::listed::Reading;
 use crate::sync::k8s::service::host_name;
 use crate::sync::source::selection::Selection;
 use crate::sync::source::service_links::service_link;
-use crate::sync::source::unselected::UnselectedServices;
+use crate::sync::source::unselected::{UnselectedService, UnselectedServices};
 use crate::sync::stable_name::decision::spec::{Offer, Refusal, RefusalReason};
 use crate::sync::stable_name::decision::status::AnnouncedTarget;
 
@@ -75,14 +75,15 @@ impl Sources<'_> {
     /// Returns a living Service. `announced` is the target in use, which stays while its Service still has it.
     pub(super) fn service(&self, key: &ServiceKey, announced: Option<&Target>) -> Option<SourceService> {
         if let Some(service) = self.unselected.get(key) {
+            let UnselectedService { observed, is_blank } = &*service;
             return Some(SourceService {
                 key: key.clone(),
-                uid: service.uid.clone(),
-                target: service.ingress.clone().choose(announced),
-                is_blank: false,
-                is_refused: service.refused,
-                ports: Arc::clone(&service.ports),
-                annotations: service.annotations.clone(),
+                uid: observed.uid.clone(),
+                target: observed.ingress.clone().choose(announced),
+                is_blank: *is_blank,
+                is_refused: observed.refused,
+                ports: Arc::clone(&observed.ports),
+                annotations: observed.annotations.clone(),
             });
         }
         SourceService::of_link(&*service_link(self.store, key)?)
@@ -104,8 +105,8 @@ impl Sources<'_> {
 
     /// Returns the key of the living Service with this uid.
     pub(super) fn key_of(&self, uid: &Uid) -> Option<ServiceKey> {
-        if let Some(service) = self.unselected.with_uid(uid) {
-            return Some(service.key.clone());
+        if let Some(key) = self.unselected.key_of(uid) {
+            return Some(key);
         }
         let links = self.store.links();
         let mut services = links.iter().filter_map(Link::service_link);
@@ -181,10 +182,11 @@ impl Sources<'_> {
         let refusal = match allowed {
             Ok(_) if service.is_refused => "its status names a target that isn't allowed".to_owned(),
             Ok(_) => {
-                // Only a link has a memory of the last target, and not behind a StableName after a restart.
+                // A process that has begun while the status was blank knows the last target if it is in use.
                 let is_last =
                     |it: &&AnnouncedTarget| service.target.is_none() && it.uid == uid && !uid.is_empty();
-                let last = announced.filter(is_last).map(|it| it.target.clone());
+                let last = announced.filter(is_last);
+                let last = last.and_then(|it| self.allowed(&it.target, false, namespace));
                 let is_blank = service.is_blank || last.is_some();
                 let target = service.target.or(last);
                 return Offer { uid, target, refusal: None, is_live_link, is_blank, unread };

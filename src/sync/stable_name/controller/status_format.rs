@@ -147,8 +147,12 @@ pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
         let StoredCondition { reason, message, .. } = condition;
         // Accepted names sources as `Refusal::of_source` does, the other conditions without that word.
         let parts = || message.strip_prefix("source ").unwrap_or(message).split("; source ");
+        // Names of sources have no spaces: a part that begins within a name is another source's.
+        let tells = |told: &str, part: &str| {
+            told.match_indices(part).any(|(at, _)| at == 0 || told[..at].ends_with(' '))
+        };
         let is_part =
-            |told: &StoredCondition| !message.is_empty() && parts().all(|part| told.message.contains(part));
+            |told: &StoredCondition| !message.is_empty() && parts().all(|part| tells(&told.message, part));
         if !told.iter().any(|told| told.reason == *reason || is_part(told)) {
             told.push(condition);
         }

@@ -190,17 +190,23 @@ impl StatusBuilder<'_> {
     }
 
     fn degraded(&self, resolved: &Finding) -> Finding {
-        let found = self.degraded_without_blanks(resolved);
-        let Some(blank) = self.blank_sources() else { return found };
-        match &*found.1 {
-            "AsSpecified" => finding(true, "TargetKept", blank),
-            // The message of Ready tells it, and a note about a pin stays the end of this one.
-            "NoTarget" | "TargetUnhealthy" | "Unverified" | MASS_FAILURE => found,
-            _ => (found.0, found.1, format!("{}; {blank}", found.2)),
+        let (status, reason, mut message) = self.without_blank_sources(resolved);
+        let blank: Vec<String> =
+            self.facts.positions().filter_map(|position| self.of_blank_source(position)).collect();
+        if !blank.is_empty() && reason == "AsSpecified" {
+            return finding(true, "TargetKept", blank.join("; "));
+        }
+        if status == ConditionStatus::True {
+            message = [vec![message], blank].concat().join("; ");
+        }
+        match self.current.filter(|_| reason == "TargetUnhealthy") {
+            Some(current) => (status, reason, self.with_pin_note(message, current)),
+            None => (status, reason, message),
         }
     }
 
-    fn degraded_without_blanks(&self, resolved: &Finding) -> Finding {
+    /// Returns the finding about degradation apart from blank statuses and the pin.
+    fn without_blank_sources(&self, resolved: &Finding) -> Finding {
         let Some(current) = self.current else { return finding(false, "NoTarget", "no target is announced") };
         if self.is_failover_held {
             let held = "the failover is held, because too many StableNames would fail over";
@@ -208,8 +214,7 @@ impl StatusBuilder<'_> {
             return finding(true, MASS_FAILURE, message);
         }
         if resolved.0 == ConditionStatus::False {
-            let message = self.with_pin_note(self.in_use(current, &resolved.2), current);
-            return finding(true, "TargetUnhealthy", message);
+            return finding(true, "TargetUnhealthy", self.in_use(current, &resolved.2));
         }
         if !current.verified {
             return finding(true, "Unverified", self.in_use(current, "no check has passed yet"));
@@ -258,12 +263,11 @@ impl StatusBuilder<'_> {
         unread.reduce(|all, next| format!("{all}; {next}"))
     }
 
-    /// Returns which sources offer their last target, because the status of their Services is blank.
-    fn blank_sources(&self) -> Option<String> {
-        let blank = self.facts.positions().filter(|position| self.facts.input.offers[*position].is_blank);
+    /// Returns a text about a source that offers its last target, because the status of its Service is blank.
+    fn of_blank_source(&self, position: usize) -> Option<String> {
+        let is_blank = self.facts.input.offers[position].is_blank && self.facts.offered(position).is_some();
         let why = "the status of its Service is blank, and its last target counts";
-        let blank = blank.map(|position| of_source(self.facts.name(position), why));
-        blank.reduce(|all, next| format!("{all}; {next}"))
+        is_blank.then(|| of_source(self.facts.name(position), why))
     }
 
     /// Returns why a source is refused: without a refusal of its own, the target policy denies its target.
@@ -328,16 +332,16 @@ impl StatusBuilder<'_> {
         }
         let new = self.new_target();
         for (position, source) in self.sources.iter().enumerate() {
-            if source.state == SourceState::Healthy {
-                continue;
-            }
             let about = new.filter(|(of, _)| *of == position);
             let about = about.map(|(_, target)| format!("new target {target}: ")).unwrap_or_default();
-            text.push_str("; ");
-            text.push_str(&of_source(&source.name, &format!("{about}{}", source.message)));
+            let state = (source.state != SourceState::Healthy)
+                .then(|| of_source(&source.name, &format!("{about}{}", source.message)));
+            for told in state.into_iter().chain(self.of_blank_source(position)) {
+                text.push_str("; ");
+                text.push_str(&told);
+            }
         }
-        let blank = self.blank_sources().map(|blank| format!("; {blank}"));
-        text + &blank.unwrap_or_default()
+        text
     }
 }
 

@@ -196,7 +196,9 @@ impl<'a> Transition<'a> {
             // No target replaces the withdrawn one: DNS answers with NODATA.
             let is_missing = self.current.is_none();
             let reason = if is_missing { EventReason::NoHealthySource } else { EventReason::TargetChanged };
-            let message = format!("{} is withdrawn: {why}", source_and_target(&former));
+            let pin = self.facts.input.spec.pin.as_deref().filter(|_| is_missing);
+            let pinned = pin_note(pin, &former, &sources::statuses(self.facts, None));
+            let message = format!("{} is withdrawn: {why}{pinned}", source_and_target(&former));
             self.events.insert(0, FailoverEvent::new(reason, message));
         }
     }

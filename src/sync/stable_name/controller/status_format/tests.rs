@@ -405,6 +405,13 @@ fn each_condition_that_says_something_else_is_a_problem() {
             Some("StandbyUnhealthy: busan: no Service; fixed: denied; west: no Service"),
         ),
         (
+            vec![("Degraded", "True", "FailedOver", "x-busan: no Service; west: no Service"), refused],
+            Some(
+                "FailedOver: x-busan: no Service; west: no Service; \
+                 RefNotPermitted: source busan: no Service; source west: no Service",
+            ),
+        ),
+        (
             vec![failed_over, refused],
             Some(
                 "FailedOver: leads to busan instead of seoul: NXDOMAIN; \

@@ -537,12 +537,32 @@ fn blank_status_is_told_beside_the_failure_of_the_target() {
         harness.fail_thrice("a.example");
         harness.decide_at(30);
         assert_eq!(harness.condition(Ready), (False, "TargetUnhealthy"));
-        let ready = format!("leads to seoul; seoul: NXDOMAIN; busan: NXDOMAIN; {blank}");
+        let of_busan = "; busan: NXDOMAIN";
+        let ready = match source {
+            "seoul" => format!("leads to seoul; seoul: NXDOMAIN; {blank}{of_busan}"),
+            _ => format!("leads to seoul; seoul: NXDOMAIN{of_busan}; {blank}"),
+        };
+        assert_eq!(message_of(&harness, Degraded), format!("seoul: NXDOMAIN; {blank}"));
         assert_eq!(message_of(&harness, Ready), ready);
+        harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+        harness.decide_at(32);
+        assert_eq!(message_of(&harness, Degraded), format!("seoul: NXDOMAIN; {blank}; pinned to seoul"));
         *harness.offer(source) = offer(source, "new.example");
         harness.decide_at(40);
         assert!(!message_of(&harness, Ready).contains("blank"));
     }
+}
+
+#[test]
+fn withdrawal_of_a_pinned_target_names_the_pin() {
+    let mut harness = Harness::settled(&SOURCES[..2]);
+    harness.edit(|spec| spec.pin = Some("seoul".to_owned()));
+    harness.decide_at(5);
+    *harness.offer("seoul") = offer("", "");
+    let decision = harness.decide_at(10);
+    assert_eq!((harness.announced().as_str(), reasons(&decision)), ("", vec![EventReason::NoHealthySource]));
+    let message = decision.events[0].message();
+    assert!(message.ends_with("; pinned to seoul, although busan is healthy"), "{message}");
 }
 
 #[test]
