@@ -18,7 +18,7 @@ const FEED_CAPACITY: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnselectedService {
     pub observed: ObservedService,
-    /// Whether the status of the Service is blank: `observed` keeps the last targets then, as links do.
+    /// Whether the status of the Service has become blank: `observed` keeps the last targets then, as links do.
     pub is_blank: bool,
 }
 

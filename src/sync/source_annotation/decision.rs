@@ -133,10 +133,11 @@ impl AnnotatedService {
             return Decision::Leave;
         }
         if !self.is_allowed(&link.annotations) {
-            let is_alone = link.overridden.as_ref().is_some_and(|led| led.service_link.is_none());
-            let list = match is_alone {
-                true => "StableName's field spec.allowFrom",
-                false => "annotation linker.hsj.com/allow-from",
+            let list = match &link.overridden {
+                Some(_) => {
+                    "StableName (spec.allowFrom) or, without that field, annotation linker.hsj.com/allow-from"
+                }
+                None => "annotation linker.hsj.com/allow-from",
             };
             return Decision::Refuse(format!(
                 "it may not follow {}, whose {list} doesn't list namespace {}",

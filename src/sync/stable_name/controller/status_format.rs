@@ -145,7 +145,7 @@ pub(super) fn problem(status: &StableNameStatus) -> Option<String> {
     let mut told: Vec<&StoredCondition> = Vec::new();
     for condition in [held, ready, degraded, find("Accepted", "False"), late()].into_iter().flatten() {
         let StoredCondition { reason, message, .. } = condition;
-        // Accepted names sources as `Refusal::of_source` does, the other conditions without that word.
+        // Accepted names sources as `Refusal::of_source` does, the other conditions without the word `source`.
         let parts = || message.strip_prefix("source ").unwrap_or(message).split("; source ");
         // Names of sources have no spaces: a part that begins within a name is another source's.
         let tells = |told: &str, part: &str| {
