@@ -184,15 +184,17 @@ impl Site {
     async fn http2_from(&self, client: Ipv4Addr, settings: &[u8]) -> TcpStream {
         let begin = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &*frame(SETTINGS, 0, 0, settings)].concat();
         // A test without CPU time can be later than the listener's read timeout: then it connects anew.
-        loop {
-            let socket = TcpSocket::new_v4().unwrap();
-            socket.bind((client, 0).into()).unwrap();
-            let connecting = timeout(EVENT_TIMEOUT, socket.connect(self.http));
-            let mut stream = connecting.await.expect("a connection").unwrap();
-            if stream.write_all(&begin).await.is_ok() {
-                return stream;
+        let connecting = async {
+            loop {
+                let socket = TcpSocket::new_v4().unwrap();
+                socket.bind((client, 0).into()).unwrap();
+                let mut stream = socket.connect(self.http).await.unwrap();
+                if stream.write_all(&begin).await.is_ok() {
+                    return stream;
+                }
             }
-        }
+        };
+        timeout(EVENT_TIMEOUT, connecting).await.expect("a connection")
     }
 
     /// Returns whether a new client gets an answer.
